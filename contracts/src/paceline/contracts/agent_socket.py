@@ -1,0 +1,116 @@
+"""What a training process and the agent on its node say over the unix socket.
+
+Each message is a little-endian u32 length and that many bytes of JSON with a `type`. The first
+message is `hello` and carries two file descriptors (SCM_RIGHTS): the probe page opened read-only
+and the control page. The agent answers `welcome` or `refused`. The connection stays open: its end
+without `goodbye` is itself news. A lost agent is reconnected to and sent everything again, so each
+message may arrive twice (docs/adr/0006-agent-socket.md).
+"""
+
+import json
+import os
+import struct
+from dataclasses import asdict, dataclass, field
+
+PROTOCOL_VERSION = 1
+MESSAGE_BYTES_MAX = 1 << 20
+LENGTH = struct.Struct("<I")
+SOCKET_VARIABLE = "PACELINE_AGENT_SOCKET"
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First message of a process; sent again whenever something in it has changed."""
+
+    job: str
+    job_source: str  # declared, slurm, kubernetes, torchrun, generated
+    attempt: str
+    attempt_source: str  # declared, store, restart_count, provisional
+    rank: int
+    world_size: int
+    local_rank: int
+    pid: int
+    pid_start: int
+    name: str = ""
+    cluster: str = ""
+    tenant: str = ""
+    user: str = ""
+    gpu: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    coordinates: dict[str, int] = field(default_factory=dict)
+    coordinate_source: str = "none"
+    type: str = "hello"
+    protocol: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class CommunicatorOpened:
+    """A communicator this process is a member of, by the time its frame is live."""
+
+    communicator: str  # 16 hex digits
+    name: str
+    ranks: str  # ids.format_ranks, communicator order
+    instance: int
+    backend: str
+    slot: int
+    kind: str = ""
+    type: str = "communicator_opened"
+
+
+@dataclass(frozen=True)
+class CommunicatorClosed:
+    communicator: str
+    type: str = "communicator_closed"
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """Orderly end; without it an end of the process is an exit to be explained."""
+
+    reason: str  # finished, error, terminated
+    message: str = ""
+    type: str = "goodbye"
+
+
+@dataclass(frozen=True)
+class Welcome:
+    node: str
+    agent: str
+    type: str = "welcome"
+    protocol: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The agent will not observe this process; the process goes on without it."""
+
+    reason: str
+    type: str = "refused"
+
+
+Message = Hello | CommunicatorOpened | CommunicatorClosed | Goodbye | Welcome | Refused
+MESSAGE_TYPES: dict[str, type] = {
+    "hello": Hello,
+    "communicator_opened": CommunicatorOpened,
+    "communicator_closed": CommunicatorClosed,
+    "goodbye": Goodbye,
+    "welcome": Welcome,
+    "refused": Refused,
+}
+
+
+def default_socket_path() -> str:
+    """`$PACELINE_AGENT_SOCKET`, else one path per user below the runtime folder or /tmp."""
+    declared = os.environ.get(SOCKET_VARIABLE)
+    if declared:
+        return declared
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return f"{runtime}/paceline-agent.sock" if runtime else f"/tmp/paceline-{os.getuid()}/agent.sock"
+
+
+def encode_message(message: Message) -> bytes:
+    """Length and JSON; ValueError where it exceeds MESSAGE_BYTES_MAX."""
+    body = json.dumps(asdict(message), separators=(",", ":")).encode()
+    if len(body) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"message of {len(body)} bytes, expected at most {MESSAGE_BYTES_MAX}")
+    return LENGTH.pack(len(body)) + body

@@ -1,0 +1,325 @@
+"""The binary record of `paceline.frames.v1` and `paceline.signals.v1`.
+
+    fixed header 64 B | strings | section table, 8 B each | rows of section 0 | rows of section 1 ...
+
+A record holds rows of several kinds for one (job, node, shard) and one instant. Each section says
+its own row size: a reader views only the prefix it knows, so old readers accept rows that grew at
+the end, and a reader of a longer row sees zeros where an old writer had nothing. A change of
+meaning is a new topic (docs/adr/0004-binary-batches.md).
+
+Raises `BatchError` (and nothing else) for any bytes that are not such a record.
+"""
+
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.contracts.layout import FRAME
+
+MAGIC = 0x31424C50  # "PLB1"
+VERSION = 1
+BATCH_BYTES_MAX = 900_000  # below Kafka's default 1 MB record limit, headers included
+SECTIONS_MAX = 16
+ROWS_MAX = 200_000
+STRING_BYTES_MAX = 255
+
+# magic, version, kind, flags, crc32, shard, shards, seq, sampled_ns, sampled_unix_ns,
+# chunk, chunks, sections, four string lengths, spare
+_HEADER = struct.Struct("<IHBBIIIQQQHHBBBBB11x")
+_SECTION = struct.Struct("<HHI")
+assert _HEADER.size == 64
+
+Rows = npt.NDArray[np.void]
+
+
+class BatchError(ValueError):
+    """Bytes that are not a batch; the message names the field, its value and what was expected."""
+
+
+class BatchKind(IntEnum):
+    FRAMES = 1  # what an agent sampled
+    STALLED = 2  # a detector shard sees rounds without progress
+    SLOW = 3  # a detector shard sees slow rounds
+    STATE = 4  # a detector shard shows all it knows of a job that another shard suspects
+    CLEAR = 5  # what was stalled or slow progresses again
+    TICK = 6  # written by the detector so that silence is in the record too
+
+
+class BatchFlag(IntFlag):
+    NONE = 0
+    SUSPECT = 1  # open rounds, edges and peers are included
+    LAST = 2  # the last rows of a process that is gone
+    DROPPED = 4  # the sender dropped at least one batch before this one
+
+
+class RowKind(IntEnum):
+    STATE = 1
+    ROUND = 2
+    PROCESS = 3
+    EDGE = 4
+    PEER = 5
+    FRAME = 6
+
+
+STATE_ROW = np.dtype(
+    [
+        ("comm", "<u8"),
+        ("rank", "<u4"),  # global
+        ("comm_rank", "<u4"),
+        ("entered", "<u8"),  # rounds entered = number of the newest entered round
+        ("completed", "<u8"),  # rounds completed
+        ("head_round", "<u8"),  # oldest open round, 0 = nothing open
+        ("head_signature", "<u8"),
+        ("head_issue", "<u8"),  # process-wide order of the head; entered-order across communicators
+        ("head_age_ms", "<u4"),  # own clock
+        ("idle_ms", "<u4"),  # since the last progress in this communicator, own clock
+        ("send_count", "<u8"),
+        ("recv_count", "<u8"),
+        ("open_ops", "<u2"),
+        ("flags", "<u2"),  # FrameFlag
+        ("function", "u1"),  # of the head, else of the newest operation
+        ("dtype", "u1"),
+        ("reduce_op", "u1"),
+        ("state", "u1"),
+        ("peer", "<i4"),  # root or peer as rank of the communicator, -1 none
+        ("sources", "<u4"),
+    ]
+)
+ROUND_ROW = np.dtype(
+    [
+        ("comm", "<u8"),
+        ("rank", "<u4"),
+        ("comm_rank", "<u4"),
+        ("round", "<u8"),  # 0 for point-to-point
+        ("issue", "<u8"),
+        ("signature", "<u8"),
+        ("count", "<u8"),
+        ("duration_ns", "<u8"),  # T = completed - started; 0 while open
+        ("gap_ns", "<u8"),  # started - previous completion on this rank: time outside
+        ("kind", "u1"),
+        ("function", "u1"),
+        ("dtype", "u1"),
+        ("reduce_op", "u1"),
+        ("state", "u1"),
+        ("level", "u1"),  # kept level 0, 4, 8, 12; 255 = newest only
+        ("flags", "<u2"),
+        ("peer", "<i4"),
+        ("pair_seq", "<u4"),
+        ("step", "<u4"),
+        ("age_ms", "<u4"),  # since entered, own clock
+        ("send_wait_us", "<u4"),
+        ("recv_wait_us", "<u4"),
+    ]
+)
+PROCESS_ROW = np.dtype(
+    [
+        ("rank", "<u4"),
+        ("pid", "<u4"),
+        ("pid_start", "<u8"),
+        ("step", "<u8"),
+        ("issued", "<u8"),  # process-wide issue counter
+        ("cpu_ms", "<u8"),  # user + system time so far
+        ("paced_ms", "<u8"),
+        ("native_age_ms", "<u4"),  # age of the native heartbeat; grows while frozen
+        ("python_age_ms", "<u4"),  # age of the Python heartbeat; grows while the GIL is held
+        ("phase_age_ms", "<u4"),
+        ("step_age_ms", "<u4"),
+        ("host_wait_age_ms", "<u4"),
+        ("host_wait_rank", "<i4"),
+        ("exit_code", "<i4"),  # exit status, or minus the signal
+        ("communicators", "<u2"),
+        ("phase", "u1"),
+        ("process_state", "u1"),  # ProcessState
+        ("host_wait", "u1"),
+        ("exit_kind", "u1"),  # ExitKind
+        ("finished", "u1"),
+        ("flags", "u1"),
+        ("dropped", "<u4"),  # operations and communicators the probe could not record
+        ("context_switches", "<u4"),  # voluntary, low 32 bits
+    ]
+)
+EDGE_ROW = np.dtype(
+    [
+        ("comm", "<u8"),
+        ("rank", "<u4"),
+        ("comm_rank", "<u4"),
+        ("peer", "<i4"),  # rank of the communicator
+        ("group", "<u2"),
+        ("direction", "<u2"),
+        ("count", "<u8"),
+        ("bytes", "<u8"),
+        ("wait_ns", "<u8"),
+    ]
+)
+PEER_ROW = np.dtype(
+    [
+        ("comm", "<u8"),
+        ("rank", "<u4"),
+        ("comm_rank", "<u4"),
+        ("peer", "<i4"),  # rank of the communicator, -2 = any source
+        ("flags", "<u4"),
+        ("posted", "<u8", (2,)),  # [send, receive]
+        ("completed", "<u8", (2,)),
+        ("head_signature", "<u8", (2,)),
+        ("head_issue", "<u8", (2,)),
+        ("head_age_ms", "<u4", (2,)),  # 0 = nothing open
+    ]
+)
+FRAME_ROW = np.dtype((np.void, FRAME.size))
+
+ROW_DTYPES: Mapping[RowKind, np.dtype[np.void]] = {
+    RowKind.STATE: STATE_ROW,
+    RowKind.ROUND: ROUND_ROW,
+    RowKind.PROCESS: PROCESS_ROW,
+    RowKind.EDGE: EDGE_ROW,
+    RowKind.PEER: PEER_ROW,
+    RowKind.FRAME: FRAME_ROW,
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One decoded record. `rows` arrays have the dtypes of `ROW_DTYPES`."""
+
+    kind: BatchKind
+    job: str
+    attempt: str
+    node: str  # the sender: a node for FRAMES, a detector instance for the others
+    shard: int
+    shards: int
+    seq: int  # per (sender, job, shard), so that gaps show
+    sampled_ns: int  # sender's CLOCK_MONOTONIC; durations only
+    sampled_unix_ns: int  # sender's wall clock; for people, never for judgement across nodes
+    rows: Mapping[RowKind, Rows] = field(default_factory=dict)
+    flags: BatchFlag = BatchFlag.NONE
+    chunk: int = 0
+    chunks: int = 1
+    episode: str = ""  # signals: id of the stall episode, empty for frames
+
+    def table(self, kind: RowKind) -> Rows:
+        """Rows of `kind`, an empty array where the record has none."""
+        found = self.rows.get(kind)
+        return np.zeros(0, ROW_DTYPES[kind]) if found is None else found
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """Bytes of `batch`; BatchError where it exceeds a bound."""
+    strings = [_pack_text(name, getattr(batch, name)) for name in ("job", "attempt", "node", "episode")]
+    tables: list[bytes] = []
+    sections: list[bytes] = []
+    for kind, rows in batch.rows.items():
+        if len(rows) == 0:
+            continue
+        sections.append(_SECTION.pack(kind, rows.dtype.itemsize, len(rows)))
+        tables.append(rows.tobytes())
+    body = b"".join([*strings, *sections, *tables])
+    if _HEADER.size + len(body) > BATCH_BYTES_MAX:
+        raise BatchError(
+            f"batch of {_HEADER.size + len(body)} bytes exceeds {BATCH_BYTES_MAX}; split it into chunks"
+        )
+    header = _HEADER.pack(
+        MAGIC,
+        VERSION,
+        batch.kind,
+        batch.flags,
+        zlib.crc32(body),
+        batch.shard,
+        batch.shards,
+        batch.seq,
+        batch.sampled_ns,
+        batch.sampled_unix_ns,
+        batch.chunk,
+        batch.chunks,
+        len(sections),
+        *(len(text) for text in strings),
+    )
+    return header + body
+
+
+def decode_batch(data: bytes) -> Batch:
+    """The batch in `data`; BatchError names what is wrong with it."""
+    if not _HEADER.size <= len(data) <= BATCH_BYTES_MAX:
+        raise BatchError(f"length {len(data)}, expected {_HEADER.size} to {BATCH_BYTES_MAX} bytes")
+    (magic, version, kind, flags, crc, shard, shards, seq, sampled_ns, sampled_unix_ns,
+     chunk, chunks, section_count, *lengths) = _HEADER.unpack_from(data)  # fmt: skip
+    if magic != MAGIC:
+        raise BatchError(f"magic {magic:#x}, expected {MAGIC:#x}")
+    if version != VERSION:
+        raise BatchError(f"version {version}, expected {VERSION}; upgrade this reader")
+    if zlib.crc32(data[_HEADER.size :]) != crc:
+        raise BatchError("checksum does not match the content")
+    if section_count > SECTIONS_MAX:
+        raise BatchError(f"sections {section_count}, expected at most {SECTIONS_MAX}")
+    if not 0 < shards <= 65536 or shard >= shards or chunk >= max(chunks, 1):
+        raise BatchError(f"shard {shard} of {shards}, chunk {chunk} of {chunks} is not a position")
+    try:
+        batch_kind = BatchKind(kind)
+    except ValueError:
+        raise BatchError(f"kind {kind}, expected one of {[k.value for k in BatchKind]}") from None
+    texts, offset = _unpack_texts(data, _HEADER.size, lengths)
+    return Batch(
+        kind=batch_kind,
+        job=texts[0],
+        attempt=texts[1],
+        node=texts[2],
+        episode=texts[3],
+        shard=shard,
+        shards=shards,
+        seq=seq,
+        sampled_ns=sampled_ns,
+        sampled_unix_ns=sampled_unix_ns,
+        rows=_unpack_sections(data, offset, section_count),
+        flags=BatchFlag(flags),
+        chunk=chunk,
+        chunks=chunks,
+    )
+
+
+def _pack_text(name: str, text: str) -> bytes:
+    packed = text.encode()
+    if len(packed) > STRING_BYTES_MAX:
+        raise BatchError(f"{name} has {len(packed)} bytes, expected at most {STRING_BYTES_MAX}")
+    return packed
+
+
+def _unpack_texts(data: bytes, offset: int, lengths: list[int]) -> tuple[list[str], int]:
+    texts = []
+    for length in lengths:
+        try:
+            texts.append(data[offset : offset + length].decode())
+        except UnicodeDecodeError as error:
+            raise BatchError(f"text at byte {offset} is not UTF-8: {error.reason}") from None
+        offset += length
+    return texts, offset
+
+
+def _unpack_sections(data: bytes, offset: int, count: int) -> dict[RowKind, Rows]:
+    rows: dict[RowKind, Rows] = {}
+    start = offset + count * _SECTION.size
+    if start > len(data):
+        raise BatchError(f"section table ends at {start}, the record has {len(data)} bytes")
+    for index in range(count):
+        code, row_bytes, row_count = _SECTION.unpack_from(data, offset + index * _SECTION.size)
+        end = start + row_bytes * row_count
+        if row_count > ROWS_MAX or end > len(data):
+            raise BatchError(f"section {index} has {row_count} rows of {row_bytes} bytes, past the end")
+        if code in RowKind._value2member_map_:
+            rows[RowKind(code)] = _view(data, start, row_bytes, row_count, ROW_DTYPES[RowKind(code)])
+        start = end  # a row kind of a newer writer is skipped
+    return rows
+
+
+def _view(data: bytes, start: int, row_bytes: int, count: int, dtype: np.dtype[np.void]) -> Rows:
+    """Rows as `dtype`: the known prefix of longer rows, zeros behind shorter ones."""
+    if row_bytes == dtype.itemsize:
+        return np.frombuffer(data, dtype, count, start)
+    raw = np.frombuffer(data, np.uint8, row_bytes * count, start).reshape(count, row_bytes)
+    wide = np.zeros((count, dtype.itemsize), np.uint8)
+    shared = min(row_bytes, dtype.itemsize)
+    wide[:, :shared] = raw[:, :shared]
+    return wide.reshape(-1).view(dtype)

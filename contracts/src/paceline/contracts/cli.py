@@ -1,0 +1,60 @@
+"""The one script `paceline`: every distribution adds its subcommands as entry points.
+
+An entry point of group `paceline.commands` names a function `add(subparsers)` that adds one
+parser and sets `run` to a function of the parsed arguments that returns an exit status.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points, version
+
+GROUP = "paceline.commands"
+EPILOG = """\
+start here:
+  paceline doctor                  what this machine has and lacks
+  paceline demo --fault h1         a real 8-rank job, a real fault, a verdict
+  paceline run -- python train.py  observe a job, no change to its script
+"""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26, width=96)
+
+
+def build_parser(commands: Sequence[EntryPoint]) -> argparse.ArgumentParser:
+    """The parser with one subcommand for each entry point, in the order of their names."""
+    parser = argparse.ArgumentParser(
+        prog="paceline",
+        description="Names the one first cause when a distributed training job hangs or slows.",
+        epilog=EPILOG,
+        formatter_class=_Formatter,
+    )
+    parser.add_argument("--version", action="version", version=f"paceline {version('paceline-contracts')}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_subparser)
+    for command in sorted(commands, key=lambda entry: entry.name):
+        command.load()(subparsers)
+    return parser
+
+
+def _subparser(**options: object) -> argparse.ArgumentParser:
+    options.setdefault("formatter_class", _Formatter)
+    return argparse.ArgumentParser(**options)  # type: ignore[arg-type]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `paceline`; returns the exit status of the subcommand, 2 for a usage error."""
+    parser = build_parser(list(entry_points(group=GROUP)))
+    arguments = parser.parse_args(argv)
+    if not hasattr(arguments, "run"):
+        parser.print_help()
+        return 2
+    try:
+        return int(arguments.run(arguments))
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

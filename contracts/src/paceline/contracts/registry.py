@@ -1,0 +1,122 @@
+"""Registry records of `paceline.jobs.v1` (compacted), and health events of `paceline.health.v1`.
+
+Three keys, so that compaction loses nobody's part: `job`, `job:node` and `job:communicator`.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class JobState(str, Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    FINISHED = "finished"  # every rank ended in order
+    CANCELLED = "cancelled"  # all ranks were told to stop
+    FAILED = "failed"
+
+
+class CoordinateSource(str, Enum):
+    """Where the TP/PP/DP coordinates come from, best first."""
+
+    DECLARED = "declared"
+    DEVICE_MESH = "device_mesh"
+    MEGATRON = "megatron"
+    GROUP_NAME = "group_name"
+    INFERRED = "inferred"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """Key `job`: what holds for the whole attempt."""
+
+    job: str
+    attempt: str
+    cluster: str
+    tenant: str
+    user: str
+    name: str
+    world_size: int
+    shards: int
+    state: JobState
+    id_source: str  # declared, slurm, kubernetes, torchrun, generated
+    attempt_source: str  # declared, store, restart_count, provisional
+    started_unix_s: float
+    ended_unix_s: float | None = None
+    end_reason: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    coordinate_source: CoordinateSource = CoordinateSource.NONE
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank on one node."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    pid_start: int
+    gpu: int | None = None
+    coordinates: dict[str, int] = field(default_factory=dict)  # {"tp": 1, "pp": 0, "dp": 1}
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """Key `job:node`: the ranks that live there."""
+
+    job: str
+    attempt: str
+    node: str
+    agent: str
+    ranks: tuple[RankRecord, ...]
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class CommunicatorRecord:
+    """Key `job:communicator`: global ranks in communicator order, as `ids.format_ranks` text."""
+
+    job: str
+    attempt: str
+    communicator: str  # 16 hex digits
+    name: str
+    ranks: str
+    instance: int
+    shard: int
+    backend: str
+    kind: str = ""  # tp, pp, dp, ep, cp, world or empty
+    ring: str = ""
+    tree: str = ""
+    closed: bool = False
+
+
+class HealthKind(str, Enum):
+    PROCESS_EXIT = "process_exit"
+    PROCESS_FROZEN = "process_frozen"
+    PROCESS_RESUMED = "process_resumed"
+    HEARTBEAT_LOST = "heartbeat_lost"
+    HEARTBEAT_BACK = "heartbeat_back"
+    CANCELLED = "cancelled"
+    XID = "xid"
+    ECC = "ecc"
+    NVLINK = "nvlink"
+    THERMAL = "thermal"
+    LINK = "link"
+
+
+@dataclass(frozen=True)
+class HealthEvent:
+    """Something that happened to a process, a GPU or a node."""
+
+    id: str
+    kind: HealthKind
+    node: str
+    job: str  # empty for a node event
+    attempt: str
+    rank: int | None
+    pid: int | None
+    at_unix_s: float
+    exit_code: int | None = None  # status, or minus the signal
+    gpu: int | None = None
+    code: int | None = None  # for example the Xid
+    message: str = ""
