@@ -5,7 +5,7 @@ compares the committed file with a fresh one.
 """
 
 import sys
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from pathlib import Path
 
 from paceline.contracts import codes
@@ -24,11 +24,12 @@ ENUMS: tuple[type[IntEnum], ...] = (
     codes.HostWait,
     codes.DetailLevel,
 )
-FLAGS = (codes.Source, codes.FrameFlag)
+FLAGS: tuple[type[IntFlag], ...] = (codes.Source, codes.FrameFlag)
 
 
 def _snake(name: str) -> str:
-    return "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(name)).upper().replace("D_TYPE", "DTYPE")
+    parts = "".join(f"_{c}" if c.isupper() and i else c for i, c in enumerate(name))
+    return parts.upper().replace("D_TYPE", "DTYPE")
 
 
 def _member(field: Field) -> str:
@@ -72,7 +73,8 @@ def build_header() -> str:
         "",
     ]
     lines += [f"#define PACELINE_{name} {value}u" for name, value in CONSTANTS.items()]
-    for group in (*ENUMS, *FLAGS):
+    groups: list[type[IntEnum] | type[IntFlag]] = [*ENUMS, *FLAGS]
+    for group in groups:
         lines += ["", f"enum {{ /* {group.__name__} */"]
         lines += [f"  PACELINE_{_snake(group.__name__)}_{member.name} = {member.value}," for member in group]
         lines.append("};")

@@ -8,6 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
+from typing import Any
 
 GROUP = "paceline.commands"
 EPILOG = """\
@@ -23,24 +24,26 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=26, width=96)
 
 
+class CommandParser(argparse.ArgumentParser):
+    """Parser of one subcommand: keeps line breaks of its description and epilog."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        options.setdefault("formatter_class", _Formatter)
+        super().__init__(*args, **options)
+
+
 def build_parser(commands: Sequence[EntryPoint]) -> argparse.ArgumentParser:
     """The parser with one subcommand for each entry point, in the order of their names."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="paceline",
         description="Names the one first cause when a distributed training job hangs or slows.",
         epilog=EPILOG,
-        formatter_class=_Formatter,
     )
     parser.add_argument("--version", action="version", version=f"paceline {version('paceline-contracts')}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_subparser)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     for command in sorted(commands, key=lambda entry: entry.name):
         command.load()(subparsers)
     return parser
-
-
-def _subparser(**options: object) -> argparse.ArgumentParser:
-    options.setdefault("formatter_class", _Formatter)
-    return argparse.ArgumentParser(**options)  # type: ignore[arg-type]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ committed files is a change of the wire and is reviewed as one. Needs pydantic.
 
 import json
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,9 +34,14 @@ class ContractError(ValueError):
     """JSON that is not of the type; the message names field, value and what was expected."""
 
 
-@cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(kind)
+_adapters: dict[type, TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    """Adapters cost milliseconds to build and nothing to keep: one for each dataclass."""
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def dump_json(value: object) -> bytes:
@@ -48,7 +52,8 @@ def dump_json(value: object) -> bytes:
 def load_json(kind: type[T], data: bytes | str) -> T:
     """A validated `kind`; ContractError for anything else."""
     try:
-        return _adapter(kind).validate_json(data)
+        value: T = _adapter(kind).validate_json(data)
+        return value
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or kind.__name__
