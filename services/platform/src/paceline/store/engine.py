@@ -1,0 +1,94 @@
+"""The connection pool, transactions, and which errors are worth another try."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+# SQLSTATE classes that say nothing about the statement: connection lost, rolled back by a
+# conflict, resources, server shutting down or starting.
+TRANSIENT_CLASSES = ("08", "40", "53", "57")
+
+
+class Database:
+    """One pool. `transaction()` commits on success, rolls back on any exception."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = 5,
+        overflow_max: int = 5,
+        connect_timeout_s: float = 5.0,
+        statement_timeout_s: float = 30.0,
+    ) -> None:
+        self.url = normalize_url(url)
+        self._engine = create_async_engine(
+            self.url,
+            pool_size=pool_size,
+            max_overflow=overflow_max,
+            pool_timeout=connect_timeout_s,
+            # A restarted server leaves dead connections in the pool; the ping replaces them.
+            pool_pre_ping=True,
+            connect_args={
+                "timeout": connect_timeout_s,
+                "command_timeout": statement_timeout_s,
+                "server_settings": {
+                    "application_name": "paceline",
+                    "statement_timeout": str(int(statement_timeout_s * 1000)),
+                    "idle_in_transaction_session_timeout": str(int(2 * statement_timeout_s * 1000)),
+                },
+            },
+        )
+        self._sessions = async_sessionmaker(self._engine, expire_on_commit=False)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncSession]:
+        """One session in one transaction."""
+        async with self._sessions() as session, session.begin():
+            yield session
+
+    async def ping(self) -> None:
+        """Raises where the database does not answer."""
+        async with self._engine.connect() as connection:
+            await connection.execute(text("SELECT 1"))
+
+    async def stop(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+
+def normalize_url(url: str) -> str:
+    """`postgres://` and `postgresql://` with asyncpg's driver name; ValueError for another dialect."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in {"postgres", "postgresql", "postgresql+asyncpg"}:
+        raise ValueError(
+            f"database URL starts with {scheme[:40]!r}, expected postgresql+asyncpg://USER@HOST:PORT/NAME"
+        )
+    return f"postgresql+asyncpg://{rest}"
+
+
+def driver_dsn(url: str) -> str:
+    """The same address as asyncpg itself takes it, for LISTEN connections."""
+    return "postgresql://" + normalize_url(url).partition("://")[2]
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether trying the whole transaction again may succeed without anybody changing anything."""
+    if isinstance(error, PoolTimeoutError | asyncio.TimeoutError | ConnectionError | OSError):
+        return True
+    if isinstance(error, asyncpg.InterfaceError):
+        return True
+    state = getattr(error, "sqlstate", None)
+    if isinstance(error, DBAPIError):
+        if error.connection_invalidated:
+            return True
+        state = getattr(error.orig, "sqlstate", None)
+        if state is None:
+            return isinstance(error, OperationalError | InterfaceError)
+    return isinstance(state, str) and state.startswith(TRANSIENT_CLASSES)

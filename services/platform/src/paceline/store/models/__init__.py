@@ -1,0 +1,31 @@
+"""One file per noun; importing this package registers every table on `Base.metadata`."""
+
+from paceline.store.models.audit import AuditEntry
+from paceline.store.models.communicator import JobCommunicator
+from paceline.store.models.evidence import EvidenceBundle
+from paceline.store.models.idempotency import IdempotencyKey
+from paceline.store.models.incident import Incident, IncidentEpisode
+from paceline.store.models.job import Job, JobAttempt
+from paceline.store.models.node import JobNode
+from paceline.store.models.outbox import OutboxEvent
+from paceline.store.models.session import ConsoleSession
+from paceline.store.models.timeline import TimelineEntry
+from paceline.store.models.token import Token
+from paceline.store.models.verdict import StoredVerdict
+
+__all__ = [
+    "AuditEntry",
+    "ConsoleSession",
+    "EvidenceBundle",
+    "IdempotencyKey",
+    "Incident",
+    "IncidentEpisode",
+    "Job",
+    "JobAttempt",
+    "JobCommunicator",
+    "JobNode",
+    "OutboxEvent",
+    "StoredVerdict",
+    "TimelineEntry",
+    "Token",
+]
