@@ -64,6 +64,7 @@ class RowKind(IntEnum):
     EDGE = 4
     PEER = 5
     FRAME = 6
+    BASELINE = 7
 
 
 STATE_ROW = np.dtype(
@@ -171,6 +172,23 @@ PEER_ROW = np.dtype(
     ]
 )
 FRAME_ROW = np.dtype((np.void, FRAME.size))
+BASELINE_ROW = np.dtype(
+    [
+        ("comm", "<u8"),
+        ("count", "<u8"),  # elements of the newest round of this key
+        ("t_base_ns", "<u8"),  # median over rounds of the smallest T among the members
+        ("samples", "<u4"),  # rounds behind t_base_ns
+        ("ratio", "<f4"),  # newest Tmax / Tbase
+        ("threshold", "<f4"),  # of this key, as the detector applied it
+        ("slow", "<u2"),  # slow rounds ...
+        ("window", "<u2"),  # ... among this many newest ones
+        ("function", "u1"),
+        ("dtype", "u1"),
+        ("reduce_op", "u1"),
+        ("bucket", "u1"),  # bit length of count: rounds of one key share it
+        ("spare", "<u4"),
+    ]
+)
 
 ROW_DTYPES: Mapping[RowKind, np.dtype[np.void]] = {
     RowKind.STATE: STATE_ROW,
@@ -179,6 +197,7 @@ ROW_DTYPES: Mapping[RowKind, np.dtype[np.void]] = {
     RowKind.EDGE: EDGE_ROW,
     RowKind.PEER: PEER_ROW,
     RowKind.FRAME: FRAME_ROW,
+    RowKind.BASELINE: BASELINE_ROW,
 }
 
 
