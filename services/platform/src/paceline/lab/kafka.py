@@ -1,0 +1,213 @@
+"""One real Apache Kafka node (KRaft, broker and controller in one process) on loopback ports."""
+
+import contextlib
+import json
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import time
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+from paceline.lab.jars import ensure_jars
+from paceline.lab.java import JavaRuntime, find_java
+from paceline.lab.processes import STOP_TIMEOUT_S, Child, HomeLock, LabError
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 60.0
+FORMAT_TIMEOUT_S = 60.0
+POLL_S = 0.05
+API_VERSIONS_KEY = 18
+
+# Small and quick: one node needs no replicas, and the default 50-partition internal topics cost a second.
+PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{controller_port}
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
+advertised.listeners=PLAINTEXT://{host}:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={data}
+num.network.threads=2
+num.io.threads=2
+background.threads=2
+num.partitions=4
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=2
+group.initial.rebalance.delay.ms=0
+log.cleaner.dedupe.buffer.size=8388608
+log.index.size.max.bytes=1048576
+log.retention.check.interval.ms=60000
+"""
+
+LOGGING = """\
+status = error
+appender.out.type = Console
+appender.out.name = OUT
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d %p %c{1} %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = OUT
+"""
+
+JVM_OPTIONS = (
+    "-Xms96m",
+    "-Xmx384m",
+    "-XX:MaxDirectMemorySize=128m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Djava.net.preferIPv4Stack=true",
+    "-Djava.awt.headless=true",
+)
+JVM_OPTIONS_24 = (
+    "--sun-misc-unsafe-memory-access=allow",
+    "--enable-native-access=ALL-UNNAMED",
+)  # else warnings
+
+
+class LocalKafka:
+    """A node whose data, log and pid file live below `home`; restarts keep port and data."""
+
+    def __init__(self, home: Path, *, cache: Path | None = None) -> None:
+        self.home = home / "kafka"
+        self._cache = cache
+        self._child = Child("kafka", self.home)
+        self._lock = HomeLock(self.home / "lock")
+        self._port = 0
+
+    @property
+    def bootstrap(self) -> str:
+        """`127.0.0.1:PORT` once started."""
+        return f"{HOST}:{self._port}"
+
+    @property
+    def is_running(self) -> bool:
+        return self._child.is_running
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self._child.log_path
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> str:
+        """Start and wait until requests are answered; returns `bootstrap`."""
+        self.launch()
+        self.wait_ready(timeout_s)
+        return self.bootstrap
+
+    def launch(self) -> None:
+        """Start without waiting. Call it on the main thread (see `Child`)."""
+        if self.is_running:
+            return
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
+        self._child.stop_orphan()
+        java = find_java()
+        classpath = ":".join(map(str, ensure_jars(self._cache)))
+        self._configure()
+        if not (self.home / "data" / "meta.properties").exists():
+            self._format(java, classpath)
+        self._child.start(
+            [*self._java_command(java, classpath), "kafka.Kafka", str(self.home / "server.properties")],
+            directory=self.home,
+            death_signal=signal.SIGTERM,
+        )
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until the broker answers ApiVersions, which it does only once it is unfenced."""
+        deadline = time.monotonic() + timeout_s
+        while not answers(HOST, self._port):
+            if not self.is_running:
+                raise LabError(f"Kafka ended at start, {self.log_path} says:\n{self._child.log_tail()}")
+            if time.monotonic() > deadline:
+                raise LabError(f"Kafka is not ready after {timeout_s:g} s, see {self.log_path}")
+            time.sleep(POLL_S)
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Orderly stop, killed after `timeout_s`; the home may be started again."""
+        self._child.stop(signal.SIGTERM, timeout_s)
+        self._lock.release()
+
+    def kill(self) -> None:
+        """End at once, as a machine that loses power; for chaos tests."""
+        self._child.stop(signal.SIGKILL)
+
+    def restart(self) -> str:
+        """Stop and start on the same port and data."""
+        self._child.stop()
+        return self.start()
+
+    def _configure(self) -> None:
+        self._port, controller_port = self._choose_ports()
+        text = PROPERTIES.format(
+            host=HOST, port=self._port, controller_port=controller_port, data=self.home / "data"
+        )
+        (self.home / "server.properties").write_text(text)
+        (self.home / "log4j2.properties").write_text(LOGGING)
+
+    def _choose_ports(self) -> tuple[int, int]:
+        """The ports of the last start while they are free, else new ones. A static voter lets them change."""
+        path = self.home / "ports.json"
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            port, controller_port = json.loads(path.read_text())
+            if _is_free(port) and _is_free(controller_port):
+                return port, controller_port
+        with socket.socket() as first, socket.socket() as second:
+            first.bind((HOST, 0))
+            second.bind((HOST, 0))
+            ports = first.getsockname()[1], second.getsockname()[1]
+        path.write_text(json.dumps(ports))
+        return ports
+
+    def _java_command(self, java: JavaRuntime, classpath: str) -> list[str]:
+        quiet = JVM_OPTIONS_24 if java.major >= 24 else ()
+        logging = f"-Dlog4j2.configurationFile={self.home / 'log4j2.properties'}"
+        return [str(java.path), *JVM_OPTIONS, *quiet, logging, "-cp", classpath]
+
+    def _format(self, java: JavaRuntime, classpath: str) -> None:
+        cluster = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=").replace("-", "x")
+        command = [*self._java_command(java, classpath), "kafka.tools.StorageTool", "format", "-t", cluster]
+        command += ["-c", str(self.home / "server.properties"), "--ignore-formatted"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
+        if done.returncode != 0:
+            raise LabError(
+                f"Kafka's storage cannot be formatted:\n{(done.stdout + done.stderr).strip()[-2000:]}"
+            )
+
+
+def answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
+    """Whether a broker answers an ApiVersions request (version 0)."""
+    client = b"paceline-lab"
+    body = struct.pack(">hhih", API_VERSIONS_KEY, 0, 1, len(client)) + client
+    try:
+        with socket.create_connection((host, port), timeout_s) as connection:
+            connection.settimeout(timeout_s)
+            connection.sendall(struct.pack(">i", len(body)) + body)
+            reply = connection.recv(10)
+    except OSError:
+        return False
+    return len(reply) == 10 and struct.unpack(">iih", reply)[1:] == (1, 0)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
