@@ -8,6 +8,6 @@ reader that has seen n has seen everything below n.
 """
 
 from paceline.store.engine import Database, is_transient
-from paceline.store.migrate import migrate
+from paceline.store.schema import migrate
 
 __all__ = ["Database", "is_transient", "migrate"]

@@ -1,4 +1,4 @@
-"""Alembic's environment. Only `paceline.store.migrate` runs it, with a connection of its own."""
+"""Alembic's environment. Only `paceline.store.schema` runs it, with a connection of its own."""
 
 from alembic import context
 from sqlalchemy import Connection

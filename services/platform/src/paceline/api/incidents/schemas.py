@@ -1,0 +1,233 @@
+"""Read models of incidents. The page keeps the four questions apart: what happened, why, what
+next, did it happen."""
+
+from datetime import datetime
+
+from pydantic import Field
+
+from paceline.api.schemas import ReadModel, WriteModel
+from paceline.contracts.events import IncidentStatus, Severity
+from paceline.contracts.verdicts import ActionKind, Owner, Role, RootKind, SubReason, VerdictClass
+
+
+class RootRead(ReadModel):
+    """One first cause. `ranks` are the members of a group, else empty."""
+
+    kind: RootKind
+    rank: int | None
+    node: str | None
+    gpu: int | None
+    peer_rank: int | None
+    name: str | None
+    ranks: list[int]
+    role: Role
+
+
+class OperationRead(ReadModel):
+    """The operation that stands, or the slow one. `round` is 0 for point-to-point."""
+
+    communicator: str
+    communicator_name: str
+    function: str
+    round: int
+    size: int
+    detail: str
+
+
+class EvidenceInput(ReadModel):
+    name: str
+    value: str
+
+
+class EvidenceRead(ReadModel):
+    """One rule that spoke. `supports` is false for counter-evidence."""
+
+    rule: str
+    statement: str
+    inputs: list[EvidenceInput]
+    threshold: str
+    supports: bool
+
+
+class CoverageRead(ReadModel):
+    """What the verdict could see."""
+
+    ranks_expected: int
+    ranks_reporting: int
+    ratio: float
+    communicators_expected: int
+    communicators_complete: int
+    operations_dropped: int
+    sources: list[str]
+
+
+class ActionRead(ReadModel):
+    kind: ActionKind
+    target: str
+    reason: str
+
+
+class IncidentSummary(ReadModel):
+    """One line of the list. `label` is INC-<number>; `version` is what If-Match compares."""
+
+    id: str
+    number: int
+    label: str
+    job: str
+    attempt: str
+    status: IncidentStatus
+    severity: Severity
+    verdict_class: VerdictClass
+    sub_reason: SubReason
+    owner: Owner
+    summary: str
+    roots: list[RootRead]
+    operation: OperationRead | None
+    victims_count: int
+    communicators_waiting: int
+    confidence: float
+    revision: int
+    stalled_at: datetime
+    opened_at: datetime
+    updated_at: datetime
+    acknowledged_at: datetime | None
+    acknowledged_by: str | None
+    resolved_at: datetime | None
+    resolved_by: str | None
+    resolution: str
+    reopened_count: int
+    version: int
+
+
+class CommunicatorInvolved(ReadModel):
+    """A communicator of the incident: the one with the cause, and those whose members wait."""
+
+    communicator: str
+    name: str
+    kind: str
+    backend: str
+    size: int
+    ranks: str
+    is_root: bool
+    victims_count: int
+
+
+class WhatHappened(ReadModel):
+    """`victims` holds at most 256 ranks as text such as `0-4,6-7`; the count is the truth."""
+
+    summary: str
+    verdict_class: VerdictClass
+    sub_reason: SubReason
+    roots: list[RootRead]
+    operation: OperationRead | None
+    victims: str
+    victims_count: int
+    communicators_waiting: int
+    communicators: list[CommunicatorInvolved]
+    stalled_at: datetime
+    detected_at: datetime
+    detected_after_s: float
+    stalled_s: float
+
+
+class VerdictRevision(ReadModel):
+    """An earlier or the present verdict; `bundle_id` names its evidence where it is kept."""
+
+    id: str
+    revision: int
+    verdict_class: VerdictClass
+    sub_reason: SubReason
+    summary: str
+    confidence: float
+    resolved: bool
+    judged_at: datetime
+    bundle_id: str | None
+
+
+class EvidenceBundleRead(ReadModel):
+    id: str
+    verdict_id: str
+    revision: int
+    bytes_count: int
+    sha256: str
+    created_at: datetime
+
+
+class Why(ReadModel):
+    """Evidence and counter-evidence, and what the verdict could not see."""
+
+    confidence: float
+    owner: Owner
+    coverage: CoverageRead
+    evidence: list[EvidenceRead]
+    would_decide: str
+    revisions: list[VerdictRevision]
+    bundles: list[EvidenceBundleRead]
+
+
+class WhatNext(ReadModel):
+    """The suggested action. `mode` is observe until repair is switched on: nobody acts on it."""
+
+    action: ActionRead
+    owner: Owner
+    mode: str
+
+
+class TimelineEntryRead(ReadModel):
+    """`actor_type` is system or token; `source` the service, api or console."""
+
+    id: int
+    at: datetime
+    kind: str
+    actor: str
+    actor_type: str
+    source: str
+    message: str
+
+
+class IncidentDeliveryRead(ReadModel):
+    """Whom we told. Newest first."""
+
+    id: str
+    channel: str
+    event_type: str
+    status: str
+    attempts_count: int
+    updated_at: datetime
+
+
+class DidItHappen(ReadModel):
+    """What has come of it. The newest 200 entries; the rest is under /timeline."""
+
+    status: IncidentStatus
+    resolution: str
+    timeline: list[TimelineEntryRead]
+    timeline_is_complete: bool
+    deliveries: list[IncidentDeliveryRead]
+
+
+class IncidentRead(IncidentSummary):
+    """The whole incident page."""
+
+    job_name: str
+    world_size: int | None
+    cluster: str
+    user: str
+    what_happened: WhatHappened
+    why: Why
+    what_next: WhatNext
+    did_it_happen: DidItHappen
+
+
+class NoteCreate(WriteModel):
+    text: str = Field(min_length=1, max_length=4000)
+
+
+class AcknowledgementCreate(WriteModel):
+    """Both bodies may be empty: `{}`."""
+
+    note: str = Field(default="", max_length=4000)
+
+
+class ResolutionCreate(WriteModel):
+    note: str = Field(default="", max_length=4000)

@@ -1,0 +1,111 @@
+"""Read models of jobs."""
+
+from datetime import datetime
+
+from paceline.api.schemas import ReadModel
+from paceline.contracts.events import Severity
+from paceline.contracts.registry import CoordinateSource, JobState
+from paceline.store.rank_states import RankState
+
+
+class JobSummary(ReadModel):
+    """One line of the list; state and attempt are those of the newest attempt."""
+
+    id: str
+    name: str
+    attempt: str
+    cluster: str
+    tenant: str
+    user: str
+    state: JobState
+    world_size: int
+    nodes_count: int
+    communicators_count: int
+    open_incidents_count: int
+    worst_severity: Severity | None
+    started_at: datetime
+    ended_at: datetime | None
+    end_reason: str
+    updated_at: datetime
+
+
+class AttemptRead(ReadModel):
+    attempt: str
+    state: JobState
+    world_size: int
+    started_at: datetime
+    ended_at: datetime | None
+    end_reason: str
+
+
+class AxisRead(ReadModel):
+    """A coordinate such as tp and how many values of it were seen."""
+
+    name: str
+    size: int
+
+
+class VersionRead(ReadModel):
+    name: str
+    version: str
+
+
+class JobRead(JobSummary):
+    """`axes` in the order tp, cp, ep, pp, dp, then by name; attempts newest first."""
+
+    shards: int
+    id_source: str
+    attempt_source: str
+    coordinate_source: CoordinateSource
+    axes: list[AxisRead]
+    versions: list[VersionRead]
+    attempts: list[AttemptRead]
+    open_incident_ids: list[str]
+
+
+class CoordinateRead(ReadModel):
+    axis: str
+    value: int
+
+
+class RankRead(ReadModel):
+    """`verdict_role` comes from the open incidents, `step` is null where nobody reports it."""
+
+    rank: int
+    node: str
+    local_rank: int
+    gpu: int | None
+    pid: int
+    coordinates: list[CoordinateRead]
+    state: RankState
+    verdict_role: str | None
+    incident_id: str | None
+    step: int | None
+
+
+class RanksRead(ReadModel):
+    """Ranks in order. A rank that no node has registered is missing from `items`."""
+
+    job: str
+    attempt: str
+    world_size: int
+    items: list[RankRead]
+    next_cursor: str | None
+
+
+class CommunicatorRead(ReadModel):
+    """`waiting_count` members wait, `roots` of them are a first cause, in open incidents."""
+
+    communicator: str
+    name: str
+    kind: str
+    backend: str
+    ranks: str
+    size: int
+    instance: int
+    shard: int
+    closed: bool
+    waiting_count: int
+    roots: list[int]
+    incident_id: str | None
+    updated_at: datetime

@@ -1,0 +1,121 @@
+"""Jobs, attempts, nodes and communicators: upserts from the registry topic, reads for the API."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import delete, func, select, tuple_
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from paceline.store.base import Base, JsonObject
+from paceline.store.models.communicator import JobCommunicator
+from paceline.store.models.incident import Incident
+from paceline.store.models.job import Job, JobAttempt
+from paceline.store.models.node import JobNode
+from paceline.store.repositories.incidents import OPEN_STATUSES
+
+
+class JobRepository:
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def get(self, job: str, *, for_update: bool = False) -> Job | None:
+        query = select(Job).where(Job.id == job)
+        if for_update:
+            query = query.with_for_update()
+        return await self._session.scalar(query)
+
+    async def attempt(self, job: str, attempt: str) -> JobAttempt | None:
+        return await self._session.get(JobAttempt, (job, attempt))
+
+    async def attempts(self, job: str, limit: int) -> Sequence[JobAttempt]:
+        """Newest first."""
+        query = (
+            select(JobAttempt)
+            .where(JobAttempt.job == job)
+            .order_by(JobAttempt.started_at.desc(), JobAttempt.attempt)
+            .limit(limit)
+        )
+        return (await self._session.scalars(query)).all()
+
+    async def page(
+        self, states: Sequence[str], after: tuple[datetime, str] | None, limit: int
+    ) -> Sequence[Job]:
+        """Newest first. `after` is (started_at, id) of the last one seen."""
+        query = select(Job).order_by(Job.started_at.desc(), Job.id.desc()).limit(limit)
+        if states:
+            query = query.where(Job.state.in_(states))
+        if after is not None:
+            query = query.where(tuple_(Job.started_at, Job.id) < tuple_(*after))
+        return (await self._session.scalars(query)).all()
+
+    async def nodes(self, job: str, attempt: str) -> Sequence[JobNode]:
+        query = select(JobNode).where(JobNode.job == job, JobNode.attempt == attempt).order_by(JobNode.node)
+        return (await self._session.scalars(query)).all()
+
+    async def communicators(
+        self, job: str, attempt: str, *, after: tuple[str, str] | None = None, limit: int = 10_000
+    ) -> Sequence[JobCommunicator]:
+        """By name, then id. `after` is (name, communicator) of the last one seen."""
+        query = select(JobCommunicator).where(JobCommunicator.job == job, JobCommunicator.attempt == attempt)
+        if after is not None:
+            query = query.where(tuple_(JobCommunicator.name, JobCommunicator.communicator) > tuple_(*after))
+        query = query.order_by(JobCommunicator.name, JobCommunicator.communicator).limit(limit)
+        return (await self._session.scalars(query)).all()
+
+    async def communicator(self, job: str, attempt: str, communicator: str) -> JobCommunicator | None:
+        return await self._session.get(JobCommunicator, (job, attempt, communicator))
+
+    async def counts(self, jobs: Sequence[Job]) -> dict[str, tuple[int, int]]:
+        """Nodes and communicators of the newest attempt, by job."""
+        keys = [(job.id, job.attempt) for job in jobs]
+        counts = {job.id: [0, 0] for job in jobs}
+        models: tuple[type[JobNode] | type[JobCommunicator], ...] = (JobNode, JobCommunicator)
+        for position, model in enumerate(models):
+            query = (
+                select(model.job, func.count())
+                .where(tuple_(model.job, model.attempt).in_(keys))
+                .group_by(model.job)
+            )
+            for job, count in (await self._session.execute(query)).all():
+                counts[job][position] = count
+        return {job: (nodes, communicators) for job, (nodes, communicators) in counts.items()}
+
+    async def open_incidents(self, jobs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+        """(incident id, severity) of the open incidents, by job."""
+        query = (
+            select(Incident.job, Incident.id, Incident.severity)
+            .where(Incident.job.in_(jobs), Incident.status.in_(OPEN_STATUSES))
+            .order_by(Incident.number)
+        )
+        found: dict[str, list[tuple[str, str]]] = {job: [] for job in jobs}
+        for job, incident_id, severity in (await self._session.execute(query)).all():
+            found[job].append((incident_id, severity))
+        return found
+
+    async def upsert(self, model: type[Base], values: JsonObject) -> None:
+        """Insert a registry row, or replace all but its key."""
+        keys = [column.name for column in model.__table__.primary_key]
+        statement = insert(model).values(**values)
+        changes = {name: statement.excluded[name] for name in values if name not in keys}
+        await self._session.execute(statement.on_conflict_do_update(index_elements=keys, set_=changes))
+
+    async def delete_attempt(self, job: str, attempt: str) -> None:
+        """Forget an attempt whose provisional name has been replaced."""
+        await self._session.execute(
+            delete(JobAttempt).where(JobAttempt.job == job, JobAttempt.attempt == attempt)
+        )
+
+    async def delete_registry_before(self, at: datetime, limit: int) -> int:
+        """Drop nodes and communicators of at most `limit` attempts that ended before `at`."""
+        query = select(JobAttempt.job, JobAttempt.attempt).where(JobAttempt.ended_at < at).limit(limit)
+        attempts = [tuple(row) for row in (await self._session.execute(query)).all()]
+        dropped = 0
+        for model in (JobNode, JobCommunicator):
+            result = await self._session.execute(
+                delete(model).where(tuple_(model.job, model.attempt).in_(attempts)).returning(model.job)
+            )
+            dropped += len(result.all())
+        for job, attempt in attempts:
+            await self.delete_attempt(job, attempt)
+        return dropped
