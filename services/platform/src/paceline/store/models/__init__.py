@@ -2,6 +2,7 @@
 
 from paceline.store.models.audit import AuditEntry
 from paceline.store.models.communicator import JobCommunicator
+from paceline.store.models.delivery import AlertState, Delivery, WebhookEndpoint
 from paceline.store.models.evidence import EvidenceBundle
 from paceline.store.models.idempotency import IdempotencyKey
 from paceline.store.models.incident import Incident, IncidentEpisode
@@ -14,8 +15,10 @@ from paceline.store.models.token import Token
 from paceline.store.models.verdict import StoredVerdict
 
 __all__ = [
+    "AlertState",
     "AuditEntry",
     "ConsoleSession",
+    "Delivery",
     "EvidenceBundle",
     "IdempotencyKey",
     "Incident",
@@ -28,4 +31,5 @@ __all__ = [
     "StoredVerdict",
     "TimelineEntry",
     "Token",
+    "WebhookEndpoint",
 ]
