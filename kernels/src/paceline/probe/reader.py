@@ -181,8 +181,8 @@ def _clean_frame(frame: Records, slot: int, consistent: bool) -> Records:
 
 def _clean_detail(data: bytearray, nranks: int, partial: bool) -> FrameDetail:
     if not data:
-        empty = [np.zeros(0, dtype) for dtype in (ROUND_DTYPE, TIMES_DTYPE, PEER_DTYPE, EDGE_DTYPE)]
-        return FrameDetail(*empty, partial=False)
+        nothing = (np.zeros(0, dtype) for dtype in (ROUND_DTYPE, TIMES_DTYPE, PEER_DTYPE, EDGE_DTYPE))
+        return FrameDetail(next(nothing), next(nothing), next(nothing), next(nothing), False)
     rounds = np.frombuffer(data, ROUND_DTYPE, ROUNDS_MAX, ROUNDS_IN_DETAIL)
     times = np.frombuffer(data, TIMES_DTYPE, ROUNDS_MAX, ROUND_TIMES_IN_DETAIL)
     edges = np.frombuffer(data, EDGE_DTYPE, EDGES_MAX, EDGES_IN_DETAIL)

@@ -28,7 +28,7 @@ class Page(_native.Page):
     - `enter(slot, function, dtype, reduce_op, peer, count, bytes, signature_count)`: a ticket, -1 when
       nothing was counted. SEND, RECV and RECV_ANY (peer -2) are numbered per pair, everything else
       advances the round. `signature_count` is `count` where all members must agree on it, else 0.
-    - `returned(ticket)`, `complete(ticket, failed=False)`: from any thread, in any order.
+    - `returned(ticket)`, `complete(ticket, failed=0)`: from any thread, in any order.
     - `set_phase(phase, name)`, `set_step(step)`, `set_host_wait(kind, name, rank)` (kind NONE ends it),
       `add_paced(ns)`, `beat()` (the Python heartbeat), `set_identity(...)`, `add_flags(slot, flags)`,
       `finish()` (orderly end), `close()` (stops the native heartbeat; later calls are ignored).
