@@ -1,0 +1,206 @@
+"""From rows to the read models of incidents."""
+
+from collections.abc import Sequence
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from paceline.api.incidents.schemas import (
+    ActionRead,
+    CommunicatorInvolved,
+    CoverageRead,
+    DidItHappen,
+    EvidenceBundleRead,
+    EvidenceInput,
+    EvidenceRead,
+    IncidentDeliveryRead,
+    IncidentRead,
+    IncidentSummary,
+    OperationRead,
+    RootRead,
+    TimelineEntryRead,
+    VerdictRevision,
+    WhatHappened,
+    WhatNext,
+    Why,
+)
+from paceline.contracts.ids import format_ranks, parse_ranks
+from paceline.contracts.verdicts import Root, Verdict
+from paceline.store.incident_changes import read_verdict
+from paceline.store.models.communicator import JobCommunicator
+from paceline.store.models.evidence import EvidenceBundle
+from paceline.store.models.incident import Incident
+from paceline.store.models.timeline import TimelineEntry
+from paceline.store.models.verdict import StoredVerdict
+from paceline.store.rank_states import root_ranks
+from paceline.store.repositories.evidence import EvidenceRepository
+from paceline.store.repositories.incidents import IncidentRepository
+from paceline.store.repositories.jobs import JobRepository
+
+TIMELINE_MAX = 200
+REVISIONS_MAX = 50
+COMMUNICATORS_MAX = 64
+OBSERVE = "observe"  # no action is ever dispatched by this release
+
+
+def build_summary(incident: Incident) -> IncidentSummary:
+    return IncidentSummary(**_summary_fields(incident, read_verdict(incident.verdict)))
+
+
+async def build_page(session: AsyncSession, incident: Incident) -> IncidentRead:
+    """The whole incident page."""
+    verdict = read_verdict(incident.verdict)
+    incidents = IncidentRepository(session)
+    jobs = JobRepository(session)
+    job = await jobs.get(incident.job)
+    communicators = await jobs.communicators(incident.job, incident.attempt)
+    timeline = await incidents.timeline(incident.id, TIMELINE_MAX + 1)
+    revisions = await incidents.verdicts(incident.id, REVISIONS_MAX)
+    bundles = await EvidenceRepository(session).of_incident(incident.id)
+    return IncidentRead(
+        **_summary_fields(incident, verdict),
+        job_name=incident.job if job is None else job.name or job.id,
+        world_size=None if job is None else job.world_size,
+        cluster="" if job is None else job.cluster,
+        user="" if job is None else job.user,
+        what_happened=_what_happened(incident, verdict, communicators),
+        why=_why(verdict, revisions, bundles),
+        what_next=WhatNext(
+            action=ActionRead.model_validate(verdict.action), owner=verdict.owner, mode=OBSERVE
+        ),
+        did_it_happen=DidItHappen(
+            status=incident.status,
+            resolution=incident.resolution,
+            timeline=[build_entry(entry) for entry in timeline[:TIMELINE_MAX]],
+            timeline_is_complete=len(timeline) <= TIMELINE_MAX,
+            deliveries=await _deliveries(session, incident.id),
+        ),
+    )
+
+
+def build_entry(entry: TimelineEntry) -> TimelineEntryRead:
+    return TimelineEntryRead.model_validate(entry)
+
+
+def build_root(root: Root) -> RootRead:
+    return RootRead.model_validate(root)
+
+
+def _summary_fields(incident: Incident, verdict: Verdict) -> dict[str, object]:
+    columns = {
+        name: getattr(incident, name) for name in IncidentSummary.model_fields if hasattr(incident, name)
+    }
+    return columns | {
+        "label": f"INC-{incident.number}",
+        "owner": verdict.owner,
+        "roots": [build_root(root) for root in verdict.roots],
+        "operation": _operation(verdict),
+        "victims_count": verdict.victims_count,
+        "communicators_waiting": verdict.communicators_waiting,
+        "confidence": verdict.confidence,
+    }
+
+
+def _operation(verdict: Verdict) -> OperationRead | None:
+    return None if verdict.operation is None else OperationRead.model_validate(verdict.operation)
+
+
+def _what_happened(
+    incident: Incident, verdict: Verdict, communicators: Sequence[JobCommunicator]
+) -> WhatHappened:
+    detected_after = (incident.opened_at - incident.stalled_at).total_seconds()
+    return WhatHappened(
+        summary=verdict.summary,
+        verdict_class=verdict.verdict_class,
+        sub_reason=verdict.sub_reason,
+        roots=[build_root(root) for root in verdict.roots],
+        operation=_operation(verdict),
+        victims=format_ranks(verdict.victims),
+        victims_count=verdict.victims_count,
+        communicators_waiting=verdict.communicators_waiting,
+        communicators=involved_communicators(verdict, communicators),
+        stalled_at=incident.stalled_at,
+        detected_at=incident.opened_at,
+        detected_after_s=round(max(0.0, detected_after), 3),
+        stalled_s=verdict.stalled_s,
+    )
+
+
+def involved_communicators(
+    verdict: Verdict, communicators: Sequence[JobCommunicator]
+) -> list[CommunicatorInvolved]:
+    """The root communicator first, then those with a root or at least two victims as members."""
+    victims = set(verdict.victims)
+    roots = {rank for root in verdict.roots for rank in root_ranks(root.rank, root.peer_rank, root.ranks)}
+    root_id = "" if verdict.operation is None else verdict.operation.communicator
+    found = []
+    for row in communicators:
+        members = set(parse_ranks(row.ranks))
+        waiting = members & victims
+        is_root = row.communicator == root_id
+        if is_root or (not row.closed and waiting and (len(waiting) > 1 or members & roots)):
+            found.append(_involved(row, is_root, len(waiting)))
+    found.sort(key=lambda item: (not item.is_root, -item.victims_count, item.name))
+    return found[:COMMUNICATORS_MAX]
+
+
+def _involved(row: JobCommunicator, is_root: bool, victims_count: int) -> CommunicatorInvolved:
+    return CommunicatorInvolved(
+        communicator=row.communicator,
+        name=row.name,
+        kind=row.kind,
+        backend=row.backend,
+        size=row.size,
+        ranks=row.ranks,
+        is_root=is_root,
+        victims_count=victims_count,
+    )
+
+
+def _why(verdict: Verdict, revisions: Sequence[StoredVerdict], bundles: Sequence[EvidenceBundle]) -> Why:
+    coverage = verdict.coverage
+    bundle_of = {bundle.verdict_id: bundle.id for bundle in bundles}
+    return Why(
+        confidence=verdict.confidence,
+        owner=verdict.owner,
+        coverage=CoverageRead(
+            ranks_expected=coverage.ranks_expected,
+            ranks_reporting=coverage.ranks_reporting,
+            ratio=coverage.ratio,
+            communicators_expected=coverage.communicators_expected,
+            communicators_complete=coverage.communicators_complete,
+            operations_dropped=coverage.operations_dropped,
+            sources=list(coverage.sources),
+        ),
+        evidence=[
+            EvidenceRead(
+                rule=item.rule,
+                statement=item.statement,
+                inputs=[EvidenceInput(name=name, value=value) for name, value in item.inputs.items()],
+                threshold=item.threshold,
+                supports=item.supports,
+            )
+            for item in verdict.evidence
+        ],
+        would_decide=verdict.would_decide,
+        revisions=[_revision(row, bundle_of.get(row.id)) for row in revisions],
+        bundles=[EvidenceBundleRead.model_validate(bundle) for bundle in bundles],
+    )
+
+
+def _revision(row: StoredVerdict, bundle_id: str | None) -> VerdictRevision:
+    verdict = read_verdict(row.verdict)
+    return VerdictRevision(
+        id=row.id,
+        revision=row.revision,
+        verdict_class=verdict.verdict_class,
+        sub_reason=verdict.sub_reason,
+        summary=verdict.summary,
+        confidence=verdict.confidence,
+        resolved=row.resolved,
+        judged_at=row.judged_at,
+        bundle_id=bundle_id,
+    )
+
+
+async def _deliveries(session: AsyncSession, incident_id: str) -> list[IncidentDeliveryRead]:
+    return []
