@@ -1,0 +1,161 @@
+"""The agent as one app: socket, sampler, delivery."""
+
+import resource
+from collections import Counter
+
+from paceline.agent.delivery import Deliverer, EventQueue, Frame, FrameQueue, Publisher
+from paceline.agent.disk_ring import DiskRing
+from paceline.agent.gpu import GpuStatus, read_gpus
+from paceline.agent.outbox import Outbox
+from paceline.agent.pages import open_page
+from paceline.agent.process import ProcReader
+from paceline.agent.processes import OpenPage, Process
+from paceline.agent.roster import Roster
+from paceline.agent.sampler import Sampler
+from paceline.agent.settings import AgentSettings
+from paceline.agent.socket_server import SocketServer
+from paceline.runtime.app import BackgroundTasks, Readiness
+from paceline.runtime.clock import Clock
+from paceline.runtime.logging import get_logger
+from paceline.runtime.metrics import count, gauge
+
+log = get_logger(__name__)
+
+
+class AgentApp:
+    """Observes the training processes of this machine. Starts and samples with Kafka absent."""
+
+    name = "agent"
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        clock: Clock,
+        publisher: Publisher,
+        *,
+        proc: ProcReader | None = None,
+        page_opener: OpenPage = open_page,
+    ) -> None:
+        self.drops: Counter[str] = Counter()
+        self._settings = settings
+        self._clock = clock
+        self._publisher = publisher
+        self._ring = DiskRing(settings.state_dir / "ring", settings.ring_bytes_max, self.drops)
+        self._events = EventQueue(self.drops)
+        self._frames = FrameQueue(self._ring, self.drops, settings.memory_bytes_max)
+        self._deliverer = Deliverer(publisher, self._events, self._frames, self.drops)
+        agent = f"{settings.node}/agent"
+        self._outbox = Outbox(self._events, clock, settings.node, agent)
+        self.roster = Roster(
+            settings,
+            clock,
+            self._outbox,
+            proc or ProcReader(),
+            page_opener,
+            self.drops,
+            agent,
+            self._last_words,
+        )
+        self.sampler = Sampler(settings, clock, self.roster, self._push_frame, self.drops)
+        self._server = SocketServer(settings.socket, self.roster, self.drops, settings.connections_max)
+        self._tasks = BackgroundTasks()
+        self._told: Counter[str] = Counter()
+        self._repeated_ns = clock.monotonic_ns()
+        self._started = False
+
+    @property
+    def delivered(self) -> Counter[str]:
+        """Records that Kafka acknowledged, by topic; frames under `frames`."""
+        return self._deliverer.delivered
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """(events, frames) that wait for Kafka."""
+        return len(self._events), len(self._frames)
+
+    def readiness(self) -> Readiness:
+        """Ready while it samples; Kafka's absence is said and does not change it."""
+        events, frames = self.waiting
+        if self._deliverer.connected is False:
+            return Readiness(self._started, f"Kafka is away: {events} events and {frames} frames wait")
+        return Readiness(self._started)
+
+    async def crashed(self) -> BaseException:
+        return await self._tasks.crashed()
+
+    async def start(self) -> None:
+        """Listen and sample; SocketError where the socket cannot be opened. Never waits for Kafka."""
+        self._server.start()
+        self._started = True
+        self._ring.open()
+        backlog = self._frames.restore(self._settings.backlog_bytes_max)
+        if backlog:
+            log.info("backlog_found", frames=backlog)
+        await self._publisher.start()
+        self._tasks.spawn("agent-sample", self._sample())
+        self._tasks.spawn("agent-deliver", self._deliverer.run())
+        self._tasks.spawn("agent-gpus", self._look_at_gpus())
+        self._deliverer.wake()
+
+    async def stop(self) -> None:
+        """Deliver what can be delivered within `drain_s`; what cannot stays on disk."""
+        if not self._started:
+            return
+        self._started = False
+        await self._tasks.cancel()
+        self._server.stop()
+        self.roster.release_all()
+        if not await self._deliverer.drain(self._settings.drain_s):
+            log.warning("left_behind", events=len(self._events), frames=len(self._frames))
+        await self._publisher.stop()
+        self._ring.close()
+
+    async def _sample(self) -> None:
+        interval_ns = int(self._settings.interval_s * 1e9)
+        next_ns = self._clock.monotonic_ns()
+        while True:
+            self.sampler.sample_all()
+            self._repeat_registry()
+            self._deliverer.wake()
+            self._tell_metrics()
+            # A late sample does not make the following ones come in a burst.
+            next_ns = max(next_ns + interval_ns, self._clock.monotonic_ns())
+            await self._clock.sleep((next_ns - self._clock.monotonic_ns()) / 1e9)
+
+    async def _look_at_gpus(self) -> None:
+        report = await read_gpus(self._settings.gpu_timeout_s)
+        gauge("paceline.agent.gpus", len(report.gpus))
+        if report.status is GpuStatus.OK:
+            log.info("gpus", driver=report.driver, names=[gpu.name for gpu in report.gpus])
+        elif report.status is not GpuStatus.NO_DRIVER:
+            log.warning("gpus_unreadable", status=report.status.value, detail=report.detail)
+
+    def _push_frame(self, key: str, value: bytes) -> None:
+        self._frames.push(Frame(key, value))
+        self._deliverer.wake()
+
+    def _last_words(self, process: Process) -> None:
+        self.sampler.last_words(process)
+
+    def _repeat_registry(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._repeated_ns < self._settings.republish_s * 1e9:
+            return
+        self._repeated_ns = now_ns
+        for job in self.roster.jobs.values():
+            if job.ended_ns is None:
+                self._outbox.repeat(job)
+
+    def _tell_metrics(self) -> None:
+        for reason, total in self.drops.items():
+            if total > self._told[f"drop {reason}"]:
+                count("paceline.agent.dropped", total - self._told[f"drop {reason}"], reason=reason)
+                self._told[f"drop {reason}"] = total
+        count("paceline.agent.samples", self.sampler.samples - self._told["samples"])
+        count("paceline.agent.bytes", self.sampler.bytes_encoded - self._told["bytes"])
+        self._told["samples"], self._told["bytes"] = self.sampler.samples, self.sampler.bytes_encoded
+        gauge("paceline.agent.processes", sum(p.exit is None for p in self.roster.processes.values()))
+        gauge("paceline.agent.waiting", len(self._events), lane="events")
+        gauge("paceline.agent.waiting", len(self._frames), lane="frames")
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        gauge("paceline.agent.cpu", usage.ru_utime + usage.ru_stime)

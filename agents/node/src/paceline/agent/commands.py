@@ -1,0 +1,81 @@
+"""`paceline agent`: observe the training processes of this machine."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.agent.settings import AgentSettings
+    from paceline.runtime.settings import HttpSettings, KafkaSettings, TelemetrySettings
+
+
+def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the subcommand; nothing heavy is imported before it runs."""
+    parser = subparsers.add_parser(
+        "agent",
+        help="observe the training processes of this machine",
+        description="Reads the probe pages of training processes and publishes what it sees to Kafka. "
+        "Needs no root. Settings: PACELINE_AGENT_*, PACELINE_KAFKA_*, PACELINE_LOG_*, PACELINE_HTTP_*.",
+    )
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="PACELINE_KAFKA_BOOTSTRAP")
+    parser.add_argument("--socket", type=Path, metavar="PATH", help="PACELINE_AGENT_SOCKET")
+    parser.add_argument("--node", help="name of this machine (default: its host name)")
+    parser.add_argument("--interval", type=float, metavar="S", help="seconds between samples, 0.1 to 10")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run until SIGTERM or SIGINT; 1 where the agent cannot run, 2 for a wrong setting."""
+    from paceline.agent.settings import AgentSettings
+    from paceline.runtime.logging import configure_logging
+    from paceline.runtime.runner import AppFailed
+    from paceline.runtime.settings import (
+        HttpSettings,
+        KafkaSettings,
+        LogSettings,
+        SettingsError,
+        TelemetrySettings,
+        load_settings,
+    )
+
+    named = {"socket": arguments.socket, "node": arguments.node, "interval_s": arguments.interval}
+    kafka_named = {"bootstrap": arguments.kafka} if arguments.kafka else {}
+    try:
+        settings = load_settings(AgentSettings, **{k: v for k, v in named.items() if v is not None})
+        kafka = load_settings(KafkaSettings, **kafka_named)
+        configure_logging(load_settings(LogSettings))
+        http, telemetry = load_settings(HttpSettings), load_settings(TelemetrySettings)
+    except SettingsError as error:
+        return _fail(str(error), 2)
+    try:
+        asyncio.run(_serve(settings, kafka, http, telemetry))
+    except AppFailed as error:
+        return _fail(str(error), 1)
+    return 0
+
+
+async def _serve(
+    settings: "AgentSettings", kafka: "KafkaSettings", http: "HttpSettings", telemetry: "TelemetrySettings"
+) -> None:
+    from paceline.agent.app import AgentApp
+    from paceline.agent.kafka_publisher import KafkaPublisher
+    from paceline.runtime.clock import SystemClock
+    from paceline.runtime.health import HealthServer
+    from paceline.runtime.runner import checks_of, run_apps
+    from paceline.runtime.telemetry import configure_telemetry
+
+    clock = SystemClock()
+    installed = configure_telemetry(telemetry, "paceline-agent", settings.node)
+    agent = AgentApp(settings, clock, KafkaPublisher(kafka, f"agent-{settings.node}", clock))
+    health = HealthServer(http, checks_of([agent]), installed.scrape)
+    try:
+        await run_apps([agent, health])
+    finally:
+        installed.shutdown()
+
+
+def _fail(message: str, status: int) -> int:
+    sys.stderr.write(f"paceline agent: {message}\n")
+    return status

@@ -1,0 +1,98 @@
+"""The mapped page of one process, and its snapshot in the shape the reduction works on."""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.contracts.dtypes import EDGE_DTYPE, PEER_DTYPE, ROUND_DTYPE, ROUND_TIMES_DTYPE
+from paceline.contracts.layout import ROUNDS_MAX
+from paceline.probe.errors import PageError
+from paceline.probe.reader import PageReader
+from paceline.probe.snapshot import PageSnapshot
+
+Array = npt.NDArray[np.void]
+Index = npt.NDArray[np.intp]
+
+
+class PageFault(Exception):
+    """The page is not one, or cannot be read any more; it is given up."""
+
+
+@dataclass(frozen=True)
+class PageView:
+    """Copies of everything in use. n frames; `edge_frames` and `peer_frames` index into them."""
+
+    process: Array  # PROCESS_DTYPE, shape ()
+    frames: Array  # (n,)
+    rounds: Array  # (n, 256)
+    round_times: Array  # (n, 256)
+    edges: Array
+    edge_frames: Index
+    peers: Array
+    peer_frames: Index
+    partial: bool  # the header was torn
+    faults: int = 0  # frames that were refused
+
+
+class MappedPage:
+    """Owns the mapping. `read` raises PageFault and nothing else."""
+
+    def __init__(self, reader: PageReader) -> None:
+        self._reader = reader
+
+    def read(self) -> PageView:
+        try:
+            return view_of(self._reader.read())
+        except ValueError as error:
+            raise PageFault(str(error)) from error
+
+    def beat(self) -> None:
+        """Tell the process, through the control page, that its agent is alive."""
+        if self._reader.control is not None:
+            self._reader.control.beat()
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def open_page(page_fd: int, control_fd: int) -> MappedPage:
+    """Map both pages and close both descriptors; PageFault names what is wrong with them."""
+    try:
+        return MappedPage(PageReader(page_fd, control_fd))
+    except PageError as error:
+        raise PageFault(str(error)) from error
+    finally:
+        os.close(page_fd)
+        os.close(control_fd)
+
+
+def view_of(snapshot: PageSnapshot) -> PageView:
+    """The snapshot with the detail blocks of all frames side by side."""
+    details = snapshot.details
+    rings = [(d.rounds, d.times) for d in details]
+    return PageView(
+        process=snapshot.process,
+        frames=snapshot.frames,
+        rounds=_stack([rounds for rounds, _ in rings], ROUND_DTYPE),
+        round_times=_stack([times for _, times in rings], ROUND_TIMES_DTYPE),
+        edges=_join([d.edges for d in details], EDGE_DTYPE),
+        edge_frames=_index([len(d.edges) for d in details]),
+        peers=_join([d.peers for d in details], PEER_DTYPE),
+        peer_frames=_index([len(d.peers) for d in details]),
+        partial=snapshot.process_partial,
+        faults=len(snapshot.faults),
+    )
+
+
+def _stack(tables: list[Array], dtype: np.dtype[np.void]) -> Array:
+    return np.stack(tables) if tables else np.zeros((0, ROUNDS_MAX), dtype)
+
+
+def _join(tables: list[Array], dtype: np.dtype[np.void]) -> Array:
+    return np.concatenate(tables) if tables else np.zeros(0, dtype)
+
+
+def _index(counts: list[int]) -> Index:
+    return np.repeat(np.arange(len(counts)), counts)

@@ -1,0 +1,129 @@
+"""What the kernel tells about a process: `/proc`, a pidfd, and the exit status where it is readable.
+
+`root` is injected so that tests can lay out a fake `/proc`.
+"""
+
+import array
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.contracts.codes import ProcessState
+
+_STATES = {
+    "R": ProcessState.RUNNING,
+    "S": ProcessState.SLEEPING,
+    "I": ProcessState.SLEEPING,
+    "D": ProcessState.DISK_SLEEP,
+    "T": ProcessState.STOPPED,
+    "t": ProcessState.TRACED,
+    "Z": ProcessState.ZOMBIE,
+    "X": ProcessState.GONE,
+    "x": ProcessState.GONE,
+}
+# include/uapi/linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info), 64 bytes in its first version;
+# PIDFD_INFO_EXIT (Linux 6.15) is answered after the process has been reaped.
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_INFO_WORDS = 16
+_STAT_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True)
+class ProcessReading:
+    """One reading of `/proc/PID`. `state` is GONE where there is no such process any more."""
+
+    state: ProcessState
+    start_ticks: int = 0  # field 22: clock ticks since boot
+    cpu_ms: int = 0  # user and system
+    voluntary_switches: int = 0
+    wait_status: int | None = None  # field 52; only of a zombie, None where it is not readable
+
+
+GONE = ProcessReading(ProcessState.GONE)
+UNREADABLE = ProcessReading(ProcessState.UNKNOWN)
+
+
+class ProcReader:
+    """Reads processes below `root`; never raises for a process that is gone or malformed."""
+
+    def __init__(self, root: Path = Path("/proc"), ticks_per_s: int | None = None) -> None:
+        self._root = root
+        self._ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
+
+    def read(self, pid: int) -> ProcessReading:
+        """State, times and switches of `pid`; UNREADABLE where the kernel's text makes no sense."""
+        try:
+            with open(self._root / str(pid) / "stat", "rb") as file:
+                text = file.read(_STAT_BYTES_MAX)
+        except (FileNotFoundError, ProcessLookupError):
+            return GONE
+        except OSError:
+            return UNREADABLE
+        # The command in parentheses may itself hold spaces and parentheses: split behind the last one.
+        fields = text[text.rfind(b")") + 2 :].split()
+        try:
+            state = _STATES.get(fields[0].decode(), ProcessState.UNKNOWN)
+            ticks = int(fields[11]) + int(fields[12])
+            start = int(fields[19])
+            status = int(fields[49]) if state is ProcessState.ZOMBIE and len(fields) > 49 else None
+        except (ValueError, IndexError, UnicodeDecodeError):
+            return UNREADABLE
+        return ProcessReading(
+            state, start, ticks * 1000 // self._ticks_per_s, self._switches(pid), self._trusted(pid, status)
+        )
+
+    def innermost_pid(self, pid: int) -> int | None:
+        """The pid that `pid` has in its own namespace (last value of NSpid), None where unreadable."""
+        values = self._status_line(pid, b"NSpid:")
+        try:
+            return int(values.split()[-1]) if values else None
+        except ValueError:
+            return None
+
+    def _switches(self, pid: int) -> int:
+        value = self._status_line(pid, b"voluntary_ctxt_switches:")
+        return int(value) if value.isdigit() else 0
+
+    def _trusted(self, pid: int, status: int | None) -> int | None:
+        # Without permission the kernel prints 0 for field 52, which would read as a clean exit.
+        if status:
+            return status
+        uid = self._status_line(pid, b"Uid:").split()[:1]
+        allowed = os.geteuid() == 0 or uid == [str(os.geteuid()).encode()]
+        return status if allowed else None
+
+    def _status_line(self, pid: int, name: bytes) -> bytes:
+        try:
+            with open(self._root / str(pid) / "status", "rb") as file:
+                for line in file.read(65536).splitlines():
+                    if line.startswith(name):
+                        return line[len(name) :].strip()
+        except OSError:
+            pass
+        return b""
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when `pid` ends; None where the kernel refuses."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def read_exit_status(pidfd: int) -> int | None:
+    """Wait status of a reaped process, None while it is not reaped or on a kernel before 6.15."""
+    info = array.array("I", [0] * _PIDFD_INFO_WORDS)
+    info[0] = _PIDFD_INFO_EXIT
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info, True)
+    except OSError:
+        return None
+    return info[15] if info[0] & _PIDFD_INFO_EXIT else None
+
+
+def exit_code_of(wait_status: int) -> int:
+    """Exit status, or minus the signal, of a wait status."""
+    return os.waitstatus_to_exitcode(wait_status & 0xFFFF & ~0x80)

@@ -1,0 +1,345 @@
+"""From one snapshot of a probe page to rows of a batch: pure, the page's content is hostile.
+
+Ages are durations on this machine's CLOCK_MONOTONIC at the instant of the sample. The rank is the
+one that was admitted over the socket, whatever the page says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.agent.pages import Array, PageView
+from paceline.contracts.batch import (
+    EDGE_ROW,
+    PEER_ROW,
+    PROCESS_ROW,
+    ROUND_ROW,
+    STATE_ROW,
+    RowKind,
+    Rows,
+)
+from paceline.contracts.codes import ExitKind, FrameFlag, OpKind, OpState, ProcessState
+from paceline.contracts.layout import KEPT_LEVELS, ROUNDS_KEPT_MAX, ROUNDS_NEWEST_MAX
+
+U32_MAX = 0xFFFFFFFF
+NS_PER_MS = 1_000_000
+
+# Level of each slot of the round ring; 255 marks the newest rounds.
+SLOT_LEVELS = np.concatenate(
+    [np.full(ROUNDS_NEWEST_MAX, 255, np.uint8), np.repeat(np.array(KEPT_LEVELS, np.uint8), ROUNDS_KEPT_MAX)]
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the agent knows about a process without its page."""
+
+    rank: int
+    pid: int
+    pid_start: int
+    state: ProcessState = ProcessState.UNKNOWN
+    cpu_ms: int = 0
+    context_switches: int = 0
+    exit_kind: ExitKind = ExitKind.NONE
+    exit_code: int = 0
+
+
+@dataclass(frozen=True)
+class RowPolicy:
+    """Bounds and limits of a sample."""
+
+    suspect_ms: int = 3_000
+    kept_rounds_max: int = 32  # per communicator and sample
+    open_rounds_max: int = 64  # per communicator and sample, while suspect
+    recent_rounds_max: int = 16  # per communicator, once per stalled round
+
+
+class Suspicion(str, Enum):
+    """Why a process is looked at closely."""
+
+    NONE = "none"
+    HEAD_OLD = "head_old"
+    PEER_HEAD_OLD = "peer_head_old"
+    NATIVE_BEAT_STALE = "native_beat_stale"
+    PYTHON_BEAT_STALE = "python_beat_stale"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class RowMemory:
+    """What the last sample of this process leaves to the next one."""
+
+    sampled_ns: int = 0
+    framed: frozenset[tuple[int, int, int]] = frozenset()  # (communicator, head round, newest round)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The rows of one process and the memory for its next sample."""
+
+    rows: Mapping[RowKind, Rows]
+    memory: RowMemory = field(default_factory=RowMemory)
+
+
+def ages_ms(now_ns: int, stamps: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+    """Milliseconds since each stamp; 0 where there is none or where it lies in the future."""
+    now = np.uint64(now_ns)
+    known = (stamps > 0) & (stamps <= now)
+    return clip_u32(np.where(known, (now - np.where(known, stamps, now)) // np.uint64(NS_PER_MS), 0))
+
+
+def clip_u32(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+    return np.minimum(values, U32_MAX).astype(np.uint32)
+
+
+def find_suspicion(view: PageView, facts: Facts, now_ns: int, policy: RowPolicy) -> Suspicion:
+    """The first reason to look closely at this process, NONE where there is none."""
+    limit = policy.suspect_ms
+    if facts.state in (ProcessState.GONE, ProcessState.ZOMBIE):
+        return Suspicion.GONE
+    if facts.state is ProcessState.STOPPED:
+        return Suspicion.STOPPED
+    live = (view.frames["flags"] & FrameFlag.CLOSED) == 0
+    heads = np.where((view.frames["head_round"] > 0) & live, view.frames["head_entered_ns"], 0)
+    if (ages_ms(now_ns, heads.astype(np.uint64)) >= limit).any():
+        return Suspicion.HEAD_OLD
+    peers = view.peers
+    if (ages_ms(now_ns, np.where(peers["head_seq"] > 0, peers["head_entered_ns"], 0)) >= limit).any():
+        return Suspicion.PEER_HEAD_OLD
+    beats = np.array([view.process["native_beat_ns"], view.process["python_beat_ns"]], np.uint64)
+    native_ms, python_ms = ages_ms(now_ns, beats)
+    if view.process["finished"]:
+        return Suspicion.NONE
+    if native_ms >= limit:
+        return Suspicion.NATIVE_BEAT_STALE
+    return Suspicion.PYTHON_BEAT_STALE if python_ms >= limit else Suspicion.NONE
+
+
+def reduce_page(
+    view: PageView, facts: Facts, memory: RowMemory, now_ns: int, policy: RowPolicy, *, detail: bool
+) -> Reduction:
+    """Rows of one process at `now_ns`; with `detail` also open rounds, edges, peers and full frames."""
+    state = _state_rows(view, facts, now_ns)
+    kept = _kept_mask(view, memory.sampled_ns, now_ns, policy)
+    rows: dict[RowKind, Rows] = {RowKind.PROCESS: _process_row(view, facts, now_ns), RowKind.STATE: state}
+    framed = memory.framed
+    if detail:
+        keys = [(int(frame["comm"]), int(frame["head_round"]), int(frame["round"])) for frame in view.frames]
+        still = np.maximum(state["head_age_ms"], state["idle_ms"]) >= policy.suspect_ms
+        gone = facts.state in (ProcessState.GONE, ProcessState.ZOMBIE)
+        fresh = np.array([key not in framed for key in keys], bool) & (still | gone)
+        # Only frames in use are remembered, so the memory is bounded like the page.
+        framed = frozenset(key for key, is_still in zip(keys, still | gone, strict=True) if is_still)
+        kept |= _open_mask(view, policy) | _recent_mask(view, fresh, policy)
+        rows[RowKind.EDGE] = _edge_rows(view, facts)
+        rows[RowKind.PEER] = _peer_rows(view, facts, now_ns)
+        rows[RowKind.FRAME] = view.frames[fresh].view(f"V{view.frames.dtype.itemsize}")
+    rows[RowKind.ROUND] = _round_rows(view, facts, kept, now_ns)
+    return Reduction(rows, RowMemory(now_ns, framed))
+
+
+def _process_row(view: PageView, facts: Facts, now_ns: int) -> Rows:
+    page = view.process
+    row = np.zeros(1, PROCESS_ROW)
+    row["rank"], row["pid"], row["pid_start"] = facts.rank, facts.pid, facts.pid_start
+    row["step"], row["issued"] = page["step"], page["issued"]
+    row["cpu_ms"] = facts.cpu_ms
+    row["paced_ms"] = page["paced_ns"] // np.uint64(NS_PER_MS)
+    for name, stamp in (
+        ("native_age_ms", "native_beat_ns"),
+        ("python_age_ms", "python_beat_ns"),
+        ("phase_age_ms", "phase_entered_ns"),
+        ("step_age_ms", "step_entered_ns"),
+    ):
+        row[name] = ages_ms(now_ns, np.array([page[stamp]], np.uint64))
+    row["phase"] = np.minimum(page["phase"], 255)
+    row["host_wait"] = np.minimum(page["host_wait"], 255)
+    row["host_wait_rank"] = page["host_wait_rank"] if page["host_wait"] else -1
+    if page["host_wait"]:
+        row["host_wait_age_ms"] = ages_ms(now_ns, np.array([page["host_wait_entered_ns"]], np.uint64))
+    row["communicators"] = len(view.frames)
+    row["process_state"], row["exit_kind"], row["exit_code"] = facts.state, facts.exit_kind, facts.exit_code
+    row["finished"] = 1 if page["finished"] else 0
+    row["flags"] = FrameFlag.PARTIAL if view.partial else 0
+    row["dropped"] = min(int(page["communicators_dropped"]) + int(page["operations_dropped"]), U32_MAX)
+    row["context_switches"] = facts.context_switches & U32_MAX
+    return row
+
+
+def _state_rows(view: PageView, facts: Facts, now_ns: int) -> Rows:
+    frames = view.frames
+    rows = np.zeros(len(frames), STATE_ROW)
+    rows["rank"] = facts.rank
+    for name in (
+        "comm", "comm_rank", "completed", "head_round", "head_signature", "send_count", "recv_count",
+        "function", "dtype", "reduce_op", "state", "peer", "sources",
+    ):  # fmt: skip
+        rows[name] = frames[name]
+    rows["entered"] = frames["round"]
+    rows["open_ops"] = np.minimum(frames["open_ops"], 0xFFFF)
+    rows["flags"] = frames["flags"] & 0xFFFF
+    heads = np.where(frames["head_round"] > 0, frames["head_entered_ns"], 0)
+    rows["head_age_ms"] = ages_ms(now_ns, heads.astype(np.uint64))
+    progress = frames["progress_ns"].astype(np.uint64)
+    # A communicator that never progressed has been idle since its first open round, or since it exists.
+    since = np.where(progress > 0, progress, np.where(heads > 0, heads, view.process["created_ns"]))
+    rows["idle_ms"] = ages_ms(now_ns, since.astype(np.uint64))
+    _describe_heads(rows, view)
+    return rows
+
+
+def _describe_heads(rows: Rows, view: PageView) -> None:
+    """Take what is said of the operation from the head's own ring entry where it is still there."""
+    if len(rows) == 0:
+        return
+    rounds = view.rounds
+    is_head = (rounds["round"] == rows["head_round"][:, None]) & (rows["head_round"] > 0)[:, None]
+    is_head &= (rounds["kind"] == OpKind.COLLECTIVE) & (rounds["state"] != OpState.EMPTY)
+    found = is_head.any(axis=1)
+    entry = rounds[np.arange(len(rows)), is_head.argmax(axis=1)][found]
+    for name in ("function", "dtype", "reduce_op", "state", "peer"):
+        rows[name][found] = entry[name]
+    rows["head_issue"][found] = entry["issue"]
+
+
+def _is_live(rounds: Array) -> npt.NDArray[np.bool_]:
+    live: npt.NDArray[np.bool_] = (rounds["state"] != OpState.EMPTY) & (rounds["issue"] > 0)
+    return live
+
+
+def _kept_mask(view: PageView, since_ns: int, now_ns: int, policy: RowPolicy) -> npt.NDArray[np.bool_]:
+    """Rounds completed since the last sample, at the finest level that stays within the bound.
+
+    All members choose by the number of rounds per sample, so they mostly choose the same level;
+    where they do not, the rounds of the coarser one are on both sides.
+    """
+    rounds = view.rounds
+    done = _is_live(rounds) & (rounds["completed_ns"] > since_ns) & (rounds["completed_ns"] <= now_ns)
+    done &= SLOT_LEVELS != 255
+    mask = np.zeros_like(done)
+    for slot in np.flatnonzero(done.any(axis=1)):
+        per_level = [int((done[slot] & (level == SLOT_LEVELS)).sum()) for level in KEPT_LEVELS]
+        # A full level may have lost rounds that others kept.
+        fitting = [
+            level
+            for level, count in zip(KEPT_LEVELS, per_level, strict=True)
+            if count < min(ROUNDS_KEPT_MAX, policy.kept_rounds_max)
+        ]
+        finest = fitting[0] if fitting else KEPT_LEVELS[-1]
+        mask[slot] = done[slot] & (finest <= SLOT_LEVELS)
+    return mask
+
+
+def _open_mask(view: PageView, policy: RowPolicy) -> npt.NDArray[np.bool_]:
+    rounds = view.rounds
+    is_open = _is_live(rounds) & (rounds["completed_ns"] == 0) & (rounds["state"] < OpState.COMPLETED)
+    return _oldest(is_open, rounds["issue"], policy.open_rounds_max)
+
+
+def _recent_mask(view: PageView, fresh: npt.NDArray[np.bool_], policy: RowPolicy) -> npt.NDArray[np.bool_]:
+    rounds = view.rounds
+    recent = _is_live(rounds) & (rounds["completed_ns"] > 0) & fresh[:, None]
+    return _oldest(recent, np.uint64(2**64 - 1) - rounds["issue"], policy.recent_rounds_max)
+
+
+def _oldest(
+    mask: npt.NDArray[np.bool_], order: npt.NDArray[np.uint64], count_max: int
+) -> npt.NDArray[np.bool_]:
+    """The `count_max` entries of each row of `mask` with the smallest `order`."""
+    if mask.size == 0 or int(mask.sum(axis=1).max()) <= count_max:
+        return mask
+    ranked = np.where(mask, order, np.uint64(2**64 - 1))
+    chosen = np.argpartition(ranked, count_max - 1, axis=1)[:, :count_max]
+    limited = np.zeros_like(mask)
+    np.put_along_axis(limited, chosen, True, axis=1)
+    return limited & mask
+
+
+def _round_rows(view: PageView, facts: Facts, mask: npt.NDArray[np.bool_], now_ns: int) -> Rows:
+    slots, places = np.nonzero(mask)
+    if len(slots) == 0:
+        return np.zeros(0, ROUND_ROW)
+    entries, times = view.rounds[slots, places], view.round_times[slots, places]
+    rows = np.zeros(len(slots), ROUND_ROW)
+    rows["rank"] = facts.rank
+    rows["comm"], rows["comm_rank"] = view.frames["comm"][slots], view.frames["comm_rank"][slots]
+    for name in (
+        "round", "issue", "signature", "count", "kind", "function", "dtype", "reduce_op", "state", "peer",
+        "pair_seq",
+    ):  # fmt: skip
+        rows[name] = entries[name]
+    rows["step"], rows["flags"] = times["step"], times["flags"] & 0xFFFF
+    rows["level"] = SLOT_LEVELS[places]
+    completed, started = entries["completed_ns"], times["started_ns"]
+    closed = (completed >= started) & (completed > 0) & (started > 0)
+    rows["duration_ns"] = np.where(closed, completed - started, 0)
+    rows["gap_ns"] = _gaps(view, slots, entries["round"], started)
+    rows["age_ms"] = ages_ms(now_ns, entries["entered_ns"])
+    rows["send_wait_us"] = clip_u32(times["send_wait_ns"] // np.uint64(1000))
+    rows["recv_wait_us"] = clip_u32(times["recv_wait_ns"] // np.uint64(1000))
+    return _once(rows)
+
+
+def _gaps(
+    view: PageView,
+    slots: npt.NDArray[np.intp],
+    numbers: npt.NDArray[np.uint64],
+    started: npt.NDArray[np.uint64],
+) -> npt.NDArray[np.uint64]:
+    """started - completion of the round before; 0 where that round is no longer in the ring."""
+    gaps = np.zeros(len(numbers), np.uint64)
+    for slot in np.unique(slots):
+        ring = view.rounds[slot]
+        order = np.argsort(ring["round"])
+        here = (slots == slot) & (numbers > 1)
+        place = np.searchsorted(ring["round"], numbers[here] - np.uint64(1), sorter=order)
+        before = ring[order[np.minimum(place, len(order) - 1)]]
+        previous = before["completed_ns"]
+        known = (before["round"] == numbers[here] - np.uint64(1)) & (previous > 0)
+        known &= previous <= started[here]
+        gaps[here] = np.where(known, started[here] - previous, 0)
+    return gaps
+
+
+def _once(rows: Rows) -> Rows:
+    """One row per operation, at its coarsest kept level; 'newest only' loses to every level."""
+    rank_of_level = np.where(rows["level"] == 255, -1, rows["level"].astype(np.int16))
+    order = np.lexsort((-rank_of_level, rows["issue"], rows["comm"]))
+    rows = rows[order]
+    first = np.ones(len(rows), bool)
+    first[1:] = (rows["comm"][1:] != rows["comm"][:-1]) | (rows["issue"][1:] != rows["issue"][:-1])
+    return rows[first]
+
+
+def _edge_rows(view: PageView, facts: Facts) -> Rows:
+    edges = view.edges
+    used = (edges["count"] > 0) | (edges["bytes"] > 0) | (edges["wait_ns"] > 0)
+    return _peer_table(view, facts, edges[used], view.edge_frames[used], EDGE_ROW)
+
+
+def _peer_rows(view: PageView, facts: Facts, now_ns: int) -> Rows:
+    rows = _peer_table(view, facts, view.peers, view.peer_frames, PEER_ROW)
+    # 0 means 'nothing open', so an open operation is at least 1 ms old.
+    ages = np.maximum(ages_ms(now_ns, view.peers["head_entered_ns"]), 1)
+    rows["head_age_ms"] = np.where(view.peers["head_seq"] > 0, ages, 0)
+    return rows
+
+
+def _peer_table(
+    view: PageView,
+    facts: Facts,
+    entries: Array,
+    frames: npt.NDArray[np.intp],
+    dtype: np.dtype[np.void],
+) -> Rows:
+    """Rows of `dtype` with everything that `entries` has under the same name."""
+    rows = np.zeros(len(entries), dtype)
+    rows["rank"] = facts.rank
+    rows["comm"], rows["comm_rank"] = view.frames["comm"][frames], view.frames["comm_rank"][frames]
+    for name in set(entries.dtype.names or ()) & set(dtype.names or ()):
+        rows[name] = entries[name]
+    return rows

@@ -1,0 +1,147 @@
+"""One sample of every page per interval, and one more of a job when a process of it ends."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from paceline.agent.batches import Sample, encode_sample, merge_rows
+from paceline.agent.pages import PageFault
+from paceline.agent.processes import Process
+from paceline.agent.registry import LocalJob
+from paceline.agent.roster import Roster
+from paceline.agent.rows import Reduction, RowPolicy, Suspicion, find_suspicion, reduce_page
+from paceline.agent.settings import AgentSettings
+from paceline.contracts.batch import BatchFlag, RowKind, Rows
+from paceline.contracts.registry import JobState
+from paceline.runtime.clock import Clock
+from paceline.runtime.logging import get_logger
+
+log = get_logger(__name__)
+# A pid that we cannot see, without a connection and without a beat for so long, is gone.
+INVISIBLE_GONE_S = 10.0
+PushFrame = Callable[[str, bytes], None]  # Kafka key, value
+
+
+@dataclass(frozen=True)
+class _Read:
+    process: Process
+    suspicion: Suspicion
+
+
+class Sampler:
+    """Reads pages and pushes frames. One event loop owns it; a sample never waits."""
+
+    def __init__(
+        self, settings: AgentSettings, clock: Clock, roster: Roster, push: PushFrame, drops: Counter[str]
+    ) -> None:
+        self.samples = 0
+        self.pages_read = 0
+        self.bytes_encoded = 0
+        self._settings = settings
+        self._clock = clock
+        self._roster = roster
+        self._push = push
+        self._drops = drops
+        self._policy = RowPolicy(suspect_ms=int(settings.suspect_s * 1000))
+        # Grows faster than any agent can sample, so that a restarted agent counts on from above.
+        self._seq_base = int(clock.unix_s()) * 16
+        self._kept: dict[Process, dict[RowKind, Rows]] = {}  # last rows of ended processes
+        self._dropped_at: int = 0
+
+    def sample_all(self) -> None:
+        """One sample of every job, and the look at processes, ends and registry that goes with it."""
+        self.samples += 1
+        for process in list(self._roster.processes.values()):
+            self._roster.observe(process)
+            self._look_for_silence(process)
+        for job in list(self._roster.jobs.values()):
+            self.sample(job)
+            self._roster.settle(job)
+            if job.key in self._roster.jobs:
+                self._roster.sync(job)
+        known = set(self._roster.processes.values())
+        self._kept = {process: rows for process, rows in self._kept.items() if process in known}
+
+    def sample(self, job: LocalJob, last: Process | None = None) -> None:
+        """Read and publish one job now; `last` is a process whose page is read for the last time."""
+        now_ns = self._clock.monotonic_ns()
+        reads = [read for process in self._roster.of_job(job.key) if (read := self._read(process, now_ns))]
+        detail = any(read.suspicion is not Suspicion.NONE for read in reads)
+        parts: list[Mapping[RowKind, Rows]] = [
+            self._reduce(read.process, now_ns, detail).rows for read in reads
+        ]
+        if last is not None and any(read.process is last for read in reads):
+            self._kept[last] = {
+                kind: rows
+                for kind, rows in parts[[read.process for read in reads].index(last)].items()
+                if kind in (RowKind.PROCESS, RowKind.STATE)
+            }
+        present = {read.process for read in reads}
+        parts += [
+            rows for process, rows in self._kept.items() if process.key == job.key and process not in present
+        ]
+        self._note_running(job, parts)
+        if parts and (reads or last is not None) and self._roster.is_public(job):
+            self._encode(job, merge_rows(parts), now_ns, detail, last is not None)
+
+    def last_words(self, process: Process) -> None:
+        """The page of a process that has just ended: final rows, then it is released."""
+        job = self._roster.jobs[process.key]
+        now_ns = self._clock.monotonic_ns()
+        self._read(process, now_ns)
+        process.conclude()
+        self.sample(job, last=process)
+        self._roster.release(process)
+
+    def _read(self, process: Process, now_ns: int) -> _Read | None:
+        if process.page is None:
+            return None
+        try:
+            process.page.beat()
+            process.view = process.page.read()
+        except PageFault as error:
+            self._drops["bad_page"] += 1
+            log.warning("page_given_up", job=process.key[0], rank=process.rank, reason=str(error))
+            process.page.close()
+            process.page = None
+            return None
+        self.pages_read += 1
+        facts = process.facts
+        return _Read(process, find_suspicion(process.view, facts, now_ns, self._policy))
+
+    def _reduce(self, process: Process, now_ns: int, detail: bool) -> Reduction:
+        assert process.view is not None
+        reduction = reduce_page(
+            process.view, process.facts, process.memory, now_ns, self._policy, detail=detail
+        )
+        process.memory = reduction.memory
+        return reduction
+
+    def _encode(
+        self, job: LocalJob, rows: dict[RowKind, Rows], now_ns: int, detail: bool, last: bool
+    ) -> None:
+        flags = BatchFlag.SUSPECT if detail else BatchFlag.NONE
+        flags |= BatchFlag.LAST if last else BatchFlag.NONE
+        if self._drops.total() != self._dropped_at:
+            flags |= BatchFlag.DROPPED
+            self._dropped_at = self._drops.total()
+        for shard in range(job.shards):
+            job.seq[shard] = job.seq.get(shard, self._seq_base) + 1
+        unix_ns = int(self._clock.unix_s() * 1e9)
+        sample = Sample(job.job, job.attempt, self._settings.node, job.shards, now_ns, unix_ns, flags)
+        for shard, data in encode_sample(sample, rows, job.seq):
+            self.bytes_encoded += len(data)
+            self._push(f"{job.job}:{shard}", data)
+
+    def _note_running(self, job: LocalJob, parts: list[Mapping[RowKind, Rows]]) -> None:
+        if job.state is JobState.STARTING and any(
+            (part[RowKind.STATE]["completed"] > 0).any() for part in parts if RowKind.STATE in part
+        ):
+            job.state = JobState.RUNNING
+
+    def _look_for_silence(self, process: Process) -> None:
+        if process.pid or process.connection is not None or process.view is None or process.exit:
+            return
+        beat_ns = int(process.view.process["native_beat_ns"])
+        if self._clock.monotonic_ns() - beat_ns > INVISIBLE_GONE_S * 1e9:
+            self._roster.ended(process)

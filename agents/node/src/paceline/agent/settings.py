@@ -1,0 +1,42 @@
+"""`PACELINE_AGENT_*`: the node agent's settings."""
+
+import os
+from pathlib import Path
+from socket import gethostname
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from paceline.contracts.agent_socket import default_socket_path
+from paceline.runtime.settings import Count, Seconds
+
+MIB = 1 << 20
+
+
+def _default_state_dir() -> Path:
+    home = os.environ.get("PACELINE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "share" / "paceline") / "agent"
+
+
+class AgentSettings(BaseSettings):
+    """What one agent is told; every bound carries its unit."""
+
+    model_config = SettingsConfigDict(env_prefix="PACELINE_AGENT_", frozen=True, extra="ignore")
+
+    # PACELINE_AGENT_SOCKET is read by both sides of the socket.
+    socket: Path = Field(default_factory=lambda: Path(default_socket_path()))
+    node: Annotated[str, Field(min_length=1, max_length=200)] = Field(default_factory=gethostname)
+    state_dir: Path = Field(default_factory=_default_state_dir)
+    interval_s: Annotated[float, Field(ge=0.1, le=10.0)] = 1.0
+    suspect_s: Seconds = 3.0
+    processes_max: Annotated[int, Field(ge=1, le=4096)] = 64
+    connections_max: Annotated[int, Field(ge=1, le=8192)] = 256
+    memory_bytes_max: Annotated[int, Field(ge=64 << 10)] = 8 * MIB
+    ring_bytes_max: Annotated[int, Field(ge=1 * MIB)] = 64 * MIB
+    backlog_bytes_max: Count = 16 * MIB  # how much of an earlier agent's ring is still sent
+    provisional_s: Seconds = 10.0  # how long a provisional attempt is held back
+    republish_s: Seconds = 60.0  # registry records again, in case a topic was lost
+    retain_ended_s: Seconds = 60.0  # how long an ended attempt keeps its name
+    drain_s: Seconds = 3.0
+    gpu_timeout_s: Seconds = 10.0

@@ -1,0 +1,154 @@
+"""Messages of the agent socket: JSON to dataclass, and the checks that need no state.
+
+Everything that comes over the socket is hostile until it has passed here.
+"""
+
+import json
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from paceline.contracts import ids
+from paceline.contracts.agent_socket import (
+    LENGTH,
+    MESSAGE_BYTES_MAX,
+    MESSAGE_TYPES,
+    PROTOCOL_VERSION,
+    CommunicatorClosed,
+    CommunicatorOpened,
+    Goodbye,
+    Hello,
+)
+from paceline.contracts.layout import COMMUNICATORS_MAX
+
+WORLD_SIZE_MAX = 1_000_000
+JOB_BYTES_MAX = 127  # the page keeps 128 with a NUL
+ATTEMPT_BYTES_MAX = 63
+TEXT_BYTES_MAX = 255
+ENTRIES_MAX = 32  # versions, coordinates
+
+FromProcess = Hello | CommunicatorOpened | CommunicatorClosed | Goodbye
+_FROM_PROCESS: Mapping[str, type] = {
+    name: kind
+    for name, kind in MESSAGE_TYPES.items()
+    if kind in (Hello, CommunicatorOpened, CommunicatorClosed, Goodbye)
+}
+_ADAPTERS: dict[str, TypeAdapter[FromProcess]] = {
+    name: TypeAdapter(kind) for name, kind in _FROM_PROCESS.items()
+}
+_HEX = frozenset(string.hexdigits)
+
+
+class MessageError(ValueError):
+    """A message that is not one; the text names the field, its value and what was expected."""
+
+
+@dataclass
+class Framer:
+    """Cuts a byte stream into message bodies. Holds at most one message and one read."""
+
+    _buffer: bytes = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Complete bodies; MessageError once a length makes no sense."""
+        self._buffer += data
+        bodies: list[bytes] = []
+        while len(self._buffer) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._buffer)
+            if not 2 <= length <= MESSAGE_BYTES_MAX:
+                raise MessageError(f"message length {length}, expected 2 to {MESSAGE_BYTES_MAX} bytes")
+            end = LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            bodies.append(self._buffer[LENGTH.size : end])
+            self._buffer = self._buffer[end:]
+        return bodies
+
+
+def parse_message(body: bytes) -> FromProcess:
+    """The validated message in `body`; MessageError for anything else."""
+    try:
+        raw = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"message is not JSON: {error}") from None
+    kind = raw.get("type") if isinstance(raw, dict) else None
+    adapter = _ADAPTERS.get(kind) if isinstance(kind, str) else None
+    if adapter is None:
+        raise MessageError(f"type is {str(kind)[:40]!r}, expected one of {sorted(_ADAPTERS)}")
+    try:
+        message = adapter.validate_python(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise MessageError(f"{kind}.{where} is {str(first['input'])[:80]!r}: {first['msg']}") from None
+    _check(message)
+    return message
+
+
+def _check(message: FromProcess) -> None:
+    if isinstance(message, Hello):
+        check_hello(message)
+    elif isinstance(message, CommunicatorOpened):
+        _check_communicator(message)
+    elif isinstance(message, CommunicatorClosed):
+        _check_hex(message.communicator)
+
+
+def check_hello(hello: Hello) -> None:
+    """MessageError names the first field of `hello` that cannot be right."""
+    if hello.protocol != PROTOCOL_VERSION:
+        raise MessageError(
+            f"hello.protocol is {hello.protocol}, expected {PROTOCOL_VERSION}; "
+            "use a paceline-trainer and an agent of the same release"
+        )
+    _check_text("hello.job", hello.job, JOB_BYTES_MAX, empty=False, key=True)
+    _check_text("hello.attempt", hello.attempt, ATTEMPT_BYTES_MAX, empty=False)
+    for name in ("job_source", "attempt_source", "name", "cluster", "tenant", "user", "coordinate_source"):
+        _check_text(f"hello.{name}", getattr(hello, name), TEXT_BYTES_MAX)
+    if not 1 <= hello.world_size <= WORLD_SIZE_MAX:
+        raise MessageError(f"hello.world_size is {hello.world_size}, expected 1 to {WORLD_SIZE_MAX}")
+    if not 0 <= hello.rank < hello.world_size:
+        raise MessageError(f"hello.rank is {hello.rank}, expected 0 to {hello.world_size - 1}")
+    if not -1 <= hello.local_rank < WORLD_SIZE_MAX:
+        raise MessageError(f"hello.local_rank is {hello.local_rank}, expected -1 or a rank")
+    if not 1 <= hello.pid < 1 << 31 or not 0 <= hello.pid_start < 1 << 63:
+        raise MessageError(f"hello.pid is {hello.pid}, pid_start {hello.pid_start}: not a process")
+    for name in ("versions", "coordinates"):
+        entries = getattr(hello, name)
+        if len(entries) > ENTRIES_MAX:
+            raise MessageError(f"hello.{name} has {len(entries)} entries, expected at most {ENTRIES_MAX}")
+        for key, value in entries.items():
+            _check_text(f"hello.{name}", f"{key}={value}", TEXT_BYTES_MAX)
+
+
+def _check_communicator(message: CommunicatorOpened) -> None:
+    _check_hex(message.communicator)
+    for name in ("name", "backend", "kind"):
+        _check_text(f"communicator_opened.{name}", getattr(message, name), TEXT_BYTES_MAX)
+    if not -1 <= message.slot < COMMUNICATORS_MAX:
+        raise MessageError(f"communicator_opened.slot is {message.slot}, expected -1 to 63")
+    if not 0 <= message.instance < 1 << 32:
+        raise MessageError(f"communicator_opened.instance is {message.instance}, expected 0 or more")
+    try:
+        ranks = ids.parse_ranks(message.ranks, WORLD_SIZE_MAX)
+    except ValueError as error:
+        raise MessageError(f"communicator_opened.ranks: {str(error)[:200]}") from None
+    if not ranks or min(ranks) < 0 or max(ranks) >= WORLD_SIZE_MAX or len(set(ranks)) != len(ranks):
+        raise MessageError(f"communicator_opened.ranks is {message.ranks[:80]!r}, expected distinct ranks")
+
+
+def _check_hex(text: str) -> None:
+    if len(text) != 16 or not _HEX.issuperset(text) or text.lower() != text or int(text, 16) == 0:
+        raise MessageError(f"communicator is {text[:40]!r}, expected 16 lower-case hex digits, not all 0")
+
+
+def _check_text(where: str, text: str, bytes_max: int, *, empty: bool = True, key: bool = False) -> None:
+    size = len(text.encode(errors="replace"))
+    if size > bytes_max or (not empty and size == 0):
+        raise MessageError(f"{where} has {size} bytes, expected {0 if empty else 1} to {bytes_max}")
+    if not text.isprintable():
+        raise MessageError(f"{where} is {text[:40]!r}, expected printable text")
+    if key and ":" in text:
+        raise MessageError(f"{where} is {text[:40]!r}, expected no colon: it separates the parts of a key")
