@@ -29,6 +29,7 @@ CounterName = Literal[
     "paceline.webhook.deliveries",  # integration, outcome
     "paceline.agent.samples",
     "paceline.agent.dropped",  # reason
+    "paceline.agent.bytes",
     "paceline.api.events_dropped",  # reason
 ]
 GaugeName = Literal[
@@ -42,6 +43,9 @@ GaugeName = Literal[
     "paceline.outbox.pending",
     "paceline.webhook.pending",
     "paceline.agent.processes",
+    "paceline.agent.waiting",  # lane
+    "paceline.agent.cpu",
+    "paceline.agent.gpus",
     "paceline.api.streams",
     "paceline.app.ready",  # app
 ]
@@ -57,6 +61,8 @@ HistogramName = Literal[
 Labels = dict[str, str]
 
 _UNITS: dict[str, str] = {
+    "paceline.agent.bytes": "By",
+    "paceline.agent.cpu": "s",
     "paceline.kafka.buffered": "By",
     "paceline.detector.event_delay": "s",
     "paceline.detector.snapshot_age": "s",
