@@ -4,11 +4,13 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
 
 from paceline.api.audit import endpoints as audit
 from paceline.api.console import mount_console
 from paceline.api.errors import PROBLEM_MEDIA_TYPE
 from paceline.api.events import endpoints as events
+from paceline.api.events.schemas import EventRead, ResetRead
 from paceline.api.handlers import install_handlers
 from paceline.api.health import endpoints as health
 from paceline.api.incidents import endpoints as incidents
@@ -18,6 +20,7 @@ from paceline.api.services import Services
 from paceline.api.session import endpoints as session
 from paceline.api.tokens import endpoints as tokens
 from paceline.api.webhooks import endpoints as webhooks
+from paceline.store.rank_states import RankState
 
 API_VERSION = "1.0.0"
 ROUTERS = (session, jobs, incidents, events, webhooks, tokens, audit, health)
@@ -55,10 +58,26 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
         for operations in schema["paths"].values():
             for operation in operations.values():
                 _describe_errors(operation["responses"])
+        _describe_stream(schema)
         for name in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(name, None)
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+def _describe_stream(schema: dict[str, Any]) -> None:
+    """Event data travels as text; its schemas are named here so that clients get types for them."""
+    schemas = schema["components"]["schemas"]
+    _, definitions = models_json_schema(
+        [(EventRead, "serialization"), (ResetRead, "serialization")],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas.update(definitions["$defs"])
+    schemas["RankState"]["x-enum-varnames"] = [state.name for state in RankState]
+    stream = schema["paths"]["/v1/events"]["get"]["responses"]["200"]
+    stream["description"] = (
+        "`ready` and `reset` carry ResetRead, every other event EventRead, as JSON in `data`"
+    )
 
 
 def _describe_errors(described: dict[str, Any]) -> None:

@@ -133,6 +133,12 @@ class NotReplayable(ApiError):
     title = "The delivery is still under way"
 
 
+class TooManyEndpoints(ApiError):
+    status = 409
+    code = "too_many_endpoints"
+    title = "There are as many endpoints as are allowed"
+
+
 class StaleVersion(ApiError):
     status = 412
     code = "stale_version"

@@ -8,6 +8,7 @@ from paceline.api.auth import IncidentsReader, IncidentsWriter
 from paceline.api.errors import (
     AlreadyAcknowledged,
     AlreadyResolved,
+    BodyTooLarge,
     CrossSite,
     IdempotencyKeyReused,
     MissingScope,
@@ -52,7 +53,7 @@ from paceline.store.repositories.incidents import IncidentFilter, IncidentReposi
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"])
 READ = (Unauthenticated, MissingScope)
-WRITE = (*READ, CrossSite, NotFound, IdempotencyKeyReused)
+WRITE = (*READ, CrossSite, BodyTooLarge, NotFound, IdempotencyKeyReused)
 IncidentId = Annotated[
     str, Path(max_length=80, pattern=r"^[\x21-\x7e]+$", description="inc_... or its label INC-<number>")
 ]

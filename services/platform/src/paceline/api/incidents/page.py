@@ -32,6 +32,7 @@ from paceline.store.models.incident import Incident
 from paceline.store.models.timeline import TimelineEntry
 from paceline.store.models.verdict import StoredVerdict
 from paceline.store.rank_states import root_ranks
+from paceline.store.repositories.deliveries import DeliveryRepository
 from paceline.store.repositories.evidence import EvidenceRepository
 from paceline.store.repositories.incidents import IncidentRepository
 from paceline.store.repositories.jobs import JobRepository
@@ -39,6 +40,7 @@ from paceline.store.repositories.jobs import JobRepository
 TIMELINE_MAX = 200
 REVISIONS_MAX = 50
 COMMUNICATORS_MAX = 64
+DELIVERIES_MAX = 50
 OBSERVE = "observe"  # no action is ever dispatched by this release
 
 
@@ -203,4 +205,5 @@ def _revision(row: StoredVerdict, bundle_id: str | None) -> VerdictRevision:
 
 
 async def _deliveries(session: AsyncSession, incident_id: str) -> list[IncidentDeliveryRead]:
-    return []
+    rows = await DeliveryRepository(session).page(None, DELIVERIES_MAX, incident_id=incident_id)
+    return [IncidentDeliveryRead.model_validate(row) for row in rows]

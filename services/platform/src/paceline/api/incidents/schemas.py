@@ -6,6 +6,7 @@ from datetime import datetime
 from pydantic import Field
 
 from paceline.api.schemas import ReadModel, WriteModel
+from paceline.api.webhooks.schemas import DeliveryStatus
 from paceline.contracts.events import IncidentStatus, Severity
 from paceline.contracts.verdicts import ActionKind, Owner, Role, RootKind, SubReason, VerdictClass
 
@@ -190,8 +191,9 @@ class IncidentDeliveryRead(ReadModel):
 
     id: str
     channel: str
+    target: str
     event_type: str
-    status: str
+    status: DeliveryStatus
     attempts_count: int
     updated_at: datetime
 

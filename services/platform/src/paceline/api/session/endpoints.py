@@ -5,7 +5,7 @@ from datetime import timedelta
 from fastapi import APIRouter, Request, Response
 
 from paceline.api.auth import SESSION_COOKIE, AnyCaller, Caller, authenticate, check_same_origin
-from paceline.api.errors import CrossSite, Unauthenticated, responses
+from paceline.api.errors import BodyTooLarge, CrossSite, Unauthenticated, responses
 from paceline.api.services import Session, Shared
 from paceline.api.session.schemas import MeRead, SessionCreate
 from paceline.store.repositories.tokens import TokenRepository, draw_secret
@@ -19,7 +19,7 @@ async def get_me(caller: AnyCaller) -> MeRead:
     return _me(caller)
 
 
-@router.post("/session", status_code=201, responses=responses(Unauthenticated, CrossSite))
+@router.post("/session", status_code=201, responses=responses(Unauthenticated, CrossSite, BodyTooLarge))
 async def create_session(
     body: SessionCreate, request: Request, response: Response, session: Session, services: Shared
 ) -> MeRead:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Path
 
 from paceline.api.auth import TokensWriter
 from paceline.api.errors import (
+    BodyTooLarge,
     CrossSite,
     FieldProblem,
     IdempotencyKeyReused,
@@ -42,7 +43,9 @@ async def list_tokens(
 
 
 @router.post(
-    "", status_code=201, responses=responses(*READ, CrossSite, IdempotencyKeyReused, SecretShownOnce)
+    "",
+    status_code=201,
+    responses=responses(*READ, CrossSite, BodyTooLarge, IdempotencyKeyReused, SecretShownOnce),
 )
 async def create_token(
     body: TokenCreate, session: Session, services: Shared, caller: TokensWriter, idempotency: Idempotent

@@ -1,10 +1,21 @@
 """Webhook endpoints and the delivery log."""
 
 from datetime import datetime
+from enum import Enum
 
 from pydantic import Field, HttpUrl
 
 from paceline.api.schemas import ReadModel, WriteModel
+
+
+class WebhookEventType(str, Enum):
+    """What an endpoint can subscribe to; the short names of `contracts.events.EventType`."""
+
+    INCIDENT_OPENED = "incident.opened"
+    INCIDENT_UPDATED = "incident.updated"
+    INCIDENT_ACKNOWLEDGED = "incident.acknowledged"
+    INCIDENT_RESOLVED = "incident.resolved"
+    INCIDENT_REOPENED = "incident.reopened"
 
 
 class WebhookEndpointRead(ReadModel):
@@ -13,7 +24,7 @@ class WebhookEndpointRead(ReadModel):
     id: str
     name: str
     url: str
-    event_types: list[str]
+    event_types: list[WebhookEventType]
     enabled: bool
     disabled_reason: str
     consecutive_failures: int
@@ -30,7 +41,7 @@ class WebhookEndpointCreated(WebhookEndpointRead):
 class WebhookEndpointCreate(WriteModel):
     name: str = Field(min_length=1, max_length=120)
     url: HttpUrl
-    event_types: list[str] = Field(default_factory=list, max_length=32)
+    event_types: list[WebhookEventType] = Field(default_factory=list, max_length=32)
 
 
 class WebhookEndpointUpdate(WriteModel):
@@ -38,20 +49,28 @@ class WebhookEndpointUpdate(WriteModel):
 
     name: str | None = Field(default=None, min_length=1, max_length=120)
     url: HttpUrl | None = None
-    event_types: list[str] | None = Field(default=None, max_length=32)
+    event_types: list[WebhookEventType] | None = Field(default=None, max_length=32)
     enabled: bool | None = None
 
 
+class DeliveryStatus(str, Enum):
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
 class DeliveryRead(ReadModel):
-    """One message to one receiver, over all its attempts."""
+    """One message to one receiver, over all its attempts. `channel` is webhook or alertmanager."""
 
     id: str
     channel: str
+    target: str
     endpoint_id: str | None
     event_id: str
     event_type: str
     incident_id: str
-    status: str
+    status: DeliveryStatus
     attempts_count: int
     response_status: int | None
     error: str

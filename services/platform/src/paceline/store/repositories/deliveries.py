@@ -92,6 +92,7 @@ class DeliveryRepository:
         limit: int,
         *,
         incident_id: str | None = None,
+        endpoint_id: str | None = None,
         statuses: Sequence[str] = (),
     ) -> Sequence[Delivery]:
         """Newest first. `before` is (created_at, id) of the last one seen."""
@@ -103,6 +104,8 @@ class DeliveryRepository:
             )
         if incident_id is not None:
             query = query.where(Delivery.incident_id == incident_id)
+        if endpoint_id is not None:
+            query = query.where(Delivery.endpoint_id == endpoint_id)
         if statuses:
             query = query.where(Delivery.status.in_(statuses))
         return (await self._session.scalars(query)).all()
