@@ -7,6 +7,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 from base64 import urlsafe_b64encode
 from pathlib import Path
@@ -211,3 +212,16 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def prepare() -> None:
+    """Fetch what a start needs, so that `make setup` and not the first demo waits for it."""
+    java = find_java()
+    jars = ensure_jars()
+    sys.stdout.write(f"Java {java.major} ({java.source}), {len(jars)} jars in {jars[0].parent}\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--prepare"]:
+        sys.exit("usage: python -m paceline.lab.kafka --prepare")
+    prepare()

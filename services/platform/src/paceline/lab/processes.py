@@ -69,7 +69,8 @@ class Child:
     @property
     def pid(self) -> int | None:
         """Pid of the running child, None where it does not run."""
-        return self._process.pid if self.is_running else None
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
 
     @property
     def is_running(self) -> bool:
