@@ -1,0 +1,45 @@
+"""Array types and the two grouped reductions that everything here uses."""
+
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.void]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+U16 = npt.NDArray[np.uint16]
+U8 = npt.NDArray[np.uint8]
+F64 = npt.NDArray[np.float64]
+F32 = npt.NDArray[np.float32]
+
+T = TypeVar("T", bound=np.generic)
+
+MS = 1_000_000  # ns
+SECOND_NS = 1_000_000_000
+
+
+def group_max(values: npt.NDArray[T], starts: Ints) -> npt.NDArray[T]:
+    """Maximum of each group; `starts` has one entry per group (all non-empty) and one more at the end."""
+    if len(starts) <= 1:
+        return values[:0]
+    result: npt.NDArray[T] = np.maximum.reduceat(values, starts[:-1])
+    return result
+
+
+def group_min(values: npt.NDArray[T], starts: Ints) -> npt.NDArray[T]:
+    """Minimum of each group."""
+    if len(starts) <= 1:
+        return values[:0]
+    result: npt.NDArray[T] = np.minimum.reduceat(values, starts[:-1])
+    return result
+
+
+def group_any(values: Bools, starts: Ints) -> Bools:
+    """Whether any value of the group is true."""
+    if len(starts) <= 1:
+        return values[:0]
+    result: Bools = np.logical_or.reduceat(values, starts[:-1])
+    return result

@@ -1,0 +1,364 @@
+"""One job shard: takes samples and ticks, gives named decisions."""
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from paceline.analysis.detection.arrays import MS, SECOND_NS, Ints, Rows
+from paceline.analysis.detection.evidence import bound_rows, gather_extras
+from paceline.analysis.detection.gates import NO_GATE, GateView, judge_gate
+from paceline.analysis.detection.members import Members
+from paceline.analysis.detection.policy import DetectionPolicy
+from paceline.analysis.detection.processes import GONE, Mark, Processes
+from paceline.analysis.detection.reasons import Gate, Reason, Refusal
+from paceline.analysis.detection.rounds import RoundWindow
+from paceline.analysis.detection.senders import Sender
+from paceline.analysis.detection.stall import StallView, Times, judge_stalls, may_stall
+from paceline.analysis.detection.suspicion import Suspicion
+from paceline.contracts.batch import ROW_DTYPES, Batch, RowKind
+from paceline.contracts.codes import HostWait
+
+TICK_STEP_NS_MAX = 2 * SECOND_NS  # a pause of the detector itself must not look like a silence
+
+
+class DecisionKind(IntEnum):
+    STALLED = 1
+    SLOW = 2
+    STATE = 3
+    CLEAR = 4
+    HEARTBEAT_LOST = 5
+    HEARTBEAT_BACK = 6
+    ENDED = 7  # the block may be dropped
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to publish, and why."""
+
+    kind: DecisionKind
+    reason: Reason
+    communicator: int = 0  # that opened the episode
+    round: int = 0
+    node: str = ""  # heartbeats
+    node_seq: int = 0  # last sequence number heard of that node
+
+
+class JobBlock:
+    """State of one (job, attempt, shard). Block time starts at one second, so that 0 means never."""
+
+    def __init__(self, policy: DetectionPolicy) -> None:
+        self.policy = policy
+        self.now_ns = SECOND_NS
+        self.first_ns = 0  # first sample
+        self.tick_writer = ""
+        self.tick_sampled_ns = 0
+        self.last_gated_ns = 0
+        self.last_held_ns = 0
+        self.dead_since_ns = 0
+        self.gone_since_ns = 0
+        self.world_size = 0  # 0 = unknown
+        self.asked_until_ns = 0
+        self.state_published_ns = 0
+        self.members = Members(policy.bounds.members_max, policy.bounds.communicators_max)
+        self.processes = Processes(policy.stall.phase_limit_s, policy.stall.frozen_after_s)
+        self.senders: dict[str, Sender] = {}
+        self.suspicion = Suspicion()
+        self.rounds = RoundWindow(policy)
+        self.gate: GateView = NO_GATE
+        self.refused: Counter[Refusal] = Counter()
+        self._process_of: Ints = np.zeros(0, np.int64)
+        self._process_of_key = (-1, -1)
+        self._backs: list[str] = []  # senders heard again since the last tick
+
+    # ------------------------------------------------------------------ samples
+
+    def apply(self, batches: Sequence[Batch]) -> None:
+        """Take records in log order. Rows of one sender are applied sample by sample."""
+        waves: list[list[tuple[Sender, Batch]]] = []
+        depth: dict[str, int] = {}
+        for batch in batches:
+            sender = self._sender(batch.node)
+            if sender is None:
+                self.refused[Refusal.NODES_FULL] += 1
+                continue
+            fresh, note = sender.judge(batch)
+            if note is not None:
+                self.refused[note] += 1
+            if not fresh:
+                continue
+            if sender.silent:
+                sender.silent = False
+                self._backs.append(sender.node)
+            dropped = sender.take(batch, self.now_ns, self.policy.bounds.extra_rows_max)
+            self.refused[Refusal.EXTRA_ROWS_FULL] += dropped
+            wave = depth.get(batch.node, 0)
+            depth[batch.node] = wave + 1
+            if wave == len(waves):
+                waves.append([])
+            waves[wave].append((sender, batch))
+        for entries in waves:
+            self.first_ns = self.first_ns or self.now_ns
+            self._apply_processes(entries)
+            self._apply_members(entries)
+
+    def _sender(self, node: str) -> Sender | None:
+        sender = self.senders.get(node)
+        if sender is None and len(self.senders) < self.policy.bounds.nodes_max:
+            sender = self.senders[node] = Sender(node)
+        return sender
+
+    @property
+    def _rank_limit(self) -> int:
+        return min(self.world_size or self.policy.bounds.ranks_max, self.policy.bounds.ranks_max)
+
+    def _collect(self, entries: list[tuple[Sender, Batch]], kind: RowKind) -> tuple[Rows, list[int]]:
+        tables = [batch.table(kind) for _, batch in entries]
+        rows = tables[0] if len(tables) == 1 else np.concatenate(tables)
+        return rows, [len(table) for table in tables]
+
+    def _apply_members(self, entries: list[tuple[Sender, Batch]]) -> None:
+        rows, lengths = self._collect(entries, RowKind.STATE)
+        if len(rows) == 0:
+            return
+        cached = all(
+            sender.member_generation == self.members.generation and len(sender.member_positions) == length
+            for (sender, _), length in zip(entries, lengths, strict=True)
+        )
+        comm, rank = rows["comm"], rows["rank"]
+        if cached:
+            positions = np.concatenate([sender.member_positions for sender, _ in entries])
+            if self.members.verify(positions, comm, rank):
+                self.members.apply(positions, rows, self.now_ns)
+                return
+        fits = rank < self._rank_limit
+        self.refused[Refusal.RANK_OUT_OF_RANGE] += int(len(rows) - np.count_nonzero(fits))
+        positions = self.members.locate(comm, rank)
+        missing = (positions < 0) & fits
+        if missing.any():
+            by_member, by_communicator = self.members.admit(comm[missing], rank[missing])
+            self.refused[Refusal.MEMBERS_FULL] += by_member
+            self.refused[Refusal.COMMUNICATORS_FULL] += by_communicator
+            positions = self.members.locate(comm, rank)
+        known = (positions >= 0) & fits
+        self.members.apply(positions[known], rows[known], self.now_ns)
+        if known.all():
+            offset = 0
+            for (sender, _), length in zip(entries, lengths, strict=True):
+                sender.member_positions = positions[offset : offset + length]
+                sender.member_generation = self.members.generation
+                offset += length
+
+    def _apply_processes(self, entries: list[tuple[Sender, Batch]]) -> None:
+        rows, lengths = self._collect(entries, RowKind.PROCESS)
+        if len(rows) == 0:
+            return
+        rank = rows["rank"]
+        cached = all(
+            sender.process_generation == self.processes.generation and len(sender.process_positions) == length
+            for (sender, _), length in zip(entries, lengths, strict=True)
+        )
+        if cached:
+            positions = np.concatenate([sender.process_positions for sender, _ in entries])
+            if self.processes.verify(positions, rank):
+                self.processes.apply(positions, rows, self.now_ns)
+                return
+        fits = rank < self._rank_limit
+        self.refused[Refusal.RANK_OUT_OF_RANGE] += int(len(rows) - np.count_nonzero(fits))
+        rows_in = rows[fits]
+        positions = self.processes.locate(rows_in["rank"])
+        if (positions < 0).any():
+            self.processes.admit(rows_in["rank"])
+            positions = self.processes.locate(rows_in["rank"])
+        self.processes.apply(positions, rows_in, self.now_ns)
+        offset = 0
+        for (sender, _), length in zip(entries, lengths, strict=True):
+            part = rank[offset : offset + length]
+            sender.ranks = part[fits[offset : offset + length]].astype(np.uint32)
+            if fits.all():
+                sender.process_positions = positions[offset : offset + length]
+                sender.process_generation = self.processes.generation
+            offset += length
+
+    # ------------------------------------------------------------------ time
+
+    def tick(self, writer: str, sampled_ns: int) -> list[Decision]:
+        """One tick record of the log: advance time and judge."""
+        step = sampled_ns - self.tick_sampled_ns if writer == self.tick_writer else 0
+        self.tick_writer, self.tick_sampled_ns = writer, sampled_ns
+        self.now_ns += min(max(step, 0), TICK_STEP_NS_MAX)
+        decisions = self._judge_silence()
+        view = self._judge_stalls()
+        if self._has_ended():
+            return [*decisions, *self._end(Reason.JOB_ENDED)]
+        return [*decisions, *self._decide(view)]
+
+    def end(self, reason: Reason) -> list[Decision]:
+        """The attempt is over for a reason outside the samples."""
+        return self._end(reason)
+
+    def ask(self) -> None:
+        """Another shard suspects the job: show our state for the next seconds."""
+        self.asked_until_ns = self.now_ns + 5 * SECOND_NS
+
+    @property
+    def quiet_ns(self) -> int:
+        """How long nothing has been heard of any sender."""
+        newest = max((sender.seen_ns for sender in self.senders.values()), default=self.first_ns)
+        return self.now_ns - newest
+
+    @property
+    def is_left(self) -> bool:
+        """Every sender is silent, reports only ended processes, or reports a newer attempt."""
+        return all(sender.silent or self._only_ended(sender) for sender in self.senders.values())
+
+    def retire(self, node: str) -> None:
+        """`node` reports a newer attempt of the job: it is neither silent nor part of this one."""
+        self.senders.pop(node, None)
+
+    def evidence(self, decision: Decision) -> tuple[dict[RowKind, Rows], int]:
+        """Rows for a signal, most telling first, and how many rows were cut."""
+        if decision.kind is DecisionKind.SLOW:
+            return bound_rows(self.rounds.evidence(self.members))
+        extras = gather_extras(self.senders.values())
+        rows = {RowKind.PROCESS: self.processes.rows, RowKind.STATE: self.members.rows, **extras}
+        return bound_rows({kind: table for kind, table in rows.items() if len(table)})
+
+    def _judge_silence(self) -> list[Decision]:
+        decisions = []
+        for node in self._backs:
+            seq = self.senders[node].seq if node in self.senders else 0
+            decisions.append(Decision(DecisionKind.HEARTBEAT_BACK, Reason.PROGRESS, node=node, node_seq=seq))
+        self._backs = []
+        limit_ns = int(self.policy.stall.silence_s * 1000) * MS
+        for sender in self.senders.values():
+            if sender.silent or self.now_ns - sender.seen_ns <= limit_ns:
+                continue
+            if self._only_ended(sender):
+                continue  # nothing left to report
+            sender.silent = True
+            decisions.append(
+                Decision(DecisionKind.HEARTBEAT_LOST, Reason.NONE, node=sender.node, node_seq=sender.seq)
+            )
+        return decisions
+
+    def _only_ended(self, sender: Sender) -> bool:
+        at = self.processes.locate(sender.ranks)
+        return len(at) > 0 and bool(np.all(self.processes.marks[at] & GONE.value))
+
+    def _judge_stalls(self) -> StallView | None:
+        stall = self.policy.stall
+        watched_ns = self.now_ns - self.first_ns if self.first_ns else 0
+        self.gate = judge_gate(self.processes, self.members, watched_ns, stall)
+        times = Times(
+            now_ns=self.now_ns,
+            since_gate_ms=(self.now_ns - self.last_gated_ns) // MS,
+            since_held_ms=(self.now_ns - self.last_held_ns) // MS,
+        )
+        if self.gate.gate is not Gate.NONE:
+            self.last_gated_ns = self.now_ns
+        if self.gate.holds:
+            self.last_held_ns = self.now_ns
+        if len(self.members) == 0:
+            return None
+        peers = self._peers()
+        if not self.suspicion.active and not may_stall(self.members, peers, stall):
+            return None
+        return judge_stalls(
+            self.members,
+            self.processes,
+            self._member_processes(),
+            peers,
+            self._learned_limits_ms(),
+            self.gate,
+            times,
+            stall,
+        )
+
+    def _peers(self) -> Rows:
+        parts = [s.extras[RowKind.PEER] for s in self.senders.values() if RowKind.PEER in s.extras]
+        return np.concatenate(parts) if parts else np.zeros(0, ROW_DTYPES[RowKind.PEER])
+
+    def _member_processes(self) -> Ints:
+        key = (self.members.generation, self.processes.generation)
+        if key != self._process_of_key:
+            self._process_of = self.processes.locate(self.members.rank)
+            self._process_of_key = key
+        return self._process_of
+
+    def _learned_limits_ms(self) -> Ints:
+        return np.zeros(len(self.members.comms), np.int64)
+
+    # ------------------------------------------------------------------ decisions
+
+    def _decide(self, view: StallView | None) -> list[Decision]:
+        was_active = self.suspicion.active
+        if view is not None:
+            self.suspicion.settle(self.members, view, self.policy.stall.clear_ticks)
+            self.suspicion.note(self.members, view, self.now_ns)
+        self.suspicion.note_process(self.now_ns, dead=self._process_died(), host_wait=self._host_waits())
+        comm, stalled_round = self.suspicion.first
+        if self.suspicion.active:
+            calm = self.suspicion.is_calm
+            if not calm and self.suspicion.due(self._digest(), self.now_ns):
+                return [Decision(DecisionKind.STALLED, self._reason(), comm, stalled_round)]
+            return []
+        if was_active:
+            self.suspicion = Suspicion()
+            return [Decision(DecisionKind.CLEAR, Reason.PROGRESS, comm, stalled_round)]
+        if self.now_ns < self.asked_until_ns and self.now_ns - self.state_published_ns >= SECOND_NS:
+            self.state_published_ns = self.now_ns
+            return [Decision(DecisionKind.STATE, Reason.OTHER_SHARD)]
+        return []
+
+    def _reason(self) -> Reason:
+        for tracked in self.suspicion.tracked.values():
+            return tracked.reason
+        return Reason.PROCESS_DEAD if self.suspicion.process_dead else Reason.HOST_WAIT
+
+    def _digest(self) -> int:
+        """Changes when the evidence says something new; ages alone do not."""
+        tracked = [(comm, entry.round) for comm, entry in self.suspicion.tracked.items()]
+        silent = sum(sender.silent for sender in self.senders.values())
+        extras = sum(len(rows) for sender in self.senders.values() for rows in sender.extras.values())
+        entered = int(self.members.rows["entered"].sum()) if len(self.members) else 0
+        progress = (entered, int(self.members.completed.sum()))
+        text = repr((tracked, silent, extras, progress)).encode()
+        return zlib.crc32(self.processes.marks.tobytes(), zlib.crc32(text))
+
+    def _process_died(self) -> bool:
+        """A process died in disorder, for long enough that the reports of others are in, too."""
+        if not np.any(self.processes.marks & Mark.DEAD.value):
+            self.dead_since_ns = 0
+            return False
+        self.dead_since_ns = self.dead_since_ns or self.now_ns
+        return self.now_ns - self.dead_since_ns >= int(self.policy.stall.dead_floor_s * 1000) * MS
+
+    def _host_waits(self) -> bool:
+        if self.gate.gate is not Gate.NONE or len(self.processes) == 0:
+            return False
+        rows = self.processes.rows
+        waits = (rows["host_wait"] != HostWait.NONE) & ((self.processes.marks & GONE.value) == 0)
+        return bool(np.any(waits & (rows["host_wait_age_ms"] >= int(self.policy.stall.backstop_s * 1000))))
+
+    def _has_ended(self) -> bool:
+        """Every process is gone and none died in disorder."""
+        marks = self.processes.marks
+        complete = len(marks) > 0 and len(marks) >= self.world_size
+        if not complete or not bool(np.all(marks & GONE.value)) or np.any(marks & Mark.DEAD.value):
+            self.gone_since_ns = 0
+            return False
+        self.gone_since_ns = self.gone_since_ns or self.now_ns
+        return self.now_ns - self.gone_since_ns >= int(self.policy.stall.ended_after_s * 1000) * MS
+
+    def _end(self, reason: Reason) -> list[Decision]:
+        decisions = []
+        if self.suspicion.active:
+            comm, stalled_round = self.suspicion.first
+            decisions.append(Decision(DecisionKind.CLEAR, reason, comm, stalled_round))
+        self.suspicion = Suspicion()
+        decisions.append(Decision(DecisionKind.ENDED, reason))
+        return decisions

@@ -1,0 +1,71 @@
+"""Which limits apply to the whole job right now, and why."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.analysis.detection.arrays import SECOND_NS
+from paceline.analysis.detection.members import Members
+from paceline.analysis.detection.policy import StallPolicy
+from paceline.analysis.detection.processes import GONE, Mark, Processes
+from paceline.analysis.detection.reasons import Gate
+from paceline.contracts.codes import Phase
+
+LIMIT_NEVER_MS = 2**62
+
+
+@dataclass(frozen=True)
+class GateView:
+    """`limit_ms` replaces every shorter limit while the gate is not NONE."""
+
+    gate: Gate
+    limit_ms: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Nothing can stall: nobody is meant to run."""
+        return self.gate in (Gate.SUSPENDED, Gate.TRACED)
+
+
+NO_GATE = GateView(Gate.NONE)
+
+
+def judge_gate(processes: Processes, members: Members, age_ns: int, policy: StallPolicy) -> GateView:
+    """The strongest gate; `age_ns` is how long the job has been watched.
+
+    The phase gate is job-wide on purpose: who waits for a rank in a checkpoint is itself waited
+    for in other communicators, and through other shards we cannot see.
+    """
+    marks = processes.marks
+    alive = (marks & GONE.value) == 0
+    if np.any(marks & Mark.TRACED.value):
+        return GateView(Gate.TRACED, LIMIT_NEVER_MS)
+    stopped = (marks & Mark.STOPPED.value) != 0
+    if alive.any() and bool(np.all(stopped[alive])):
+        return GateView(Gate.SUSPENDED, LIMIT_NEVER_MS)
+    orderly = np.count_nonzero(marks & (Mark.FINISHED | Mark.TOLD_TO_STOP).value)
+    if orderly * 2 >= max(len(marks), 1) and not np.any(marks & Mark.DEAD.value):
+        return GateView(Gate.ENDING, _long_ms(policy, Phase.FINISH))
+    declared = np.flatnonzero(marks & Mark.DECLARED.value)
+    if len(declared):
+        phases = np.unique(processes.rows["phase"][declared])
+        return GateView(Gate.PHASE, max(_long_ms(policy, Phase(int(phase))) for phase in phases))
+    if not _is_warm(processes, members, age_ns, policy):
+        return GateView(Gate.WARMUP, int(policy.warmup_limit_s * 1000))
+    return NO_GATE
+
+
+def _long_ms(policy: StallPolicy, phase: Phase) -> int:
+    return int(policy.phase_limit_s.get(phase, policy.backstop_s) * 1000)
+
+
+def _is_warm(processes: Processes, members: Members, age_ns: int, policy: StallPolicy) -> bool:
+    """The first step is done: everywhere, or provably by ranks that are well past it."""
+    if len(processes) == 0:
+        return False
+    most = int(processes.step.max())
+    if most >= policy.warmup_steps or int(processes.step.min()) >= 1:
+        return True
+    rounds = int(members.completed.max()) if len(members) else 0
+    stepless = most == 0 and rounds >= policy.stepless_rounds
+    return stepless and age_ns >= policy.stepless_s * SECOND_NS

@@ -1,0 +1,70 @@
+"""Limits and bounds of detection. Every figure has a default, a unit in its name and a reason."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline.contracts.codes import Phase
+
+PHASE_LIMIT_S_DEFAULT = 600.0  # checkpoints and evaluations of large jobs take minutes
+
+
+def _phase_limits() -> dict[Phase, float]:
+    declared = (Phase.INIT, Phase.COMPILE, Phase.CHECKPOINT, Phase.EVALUATE, Phase.DATA, Phase.FINISH)
+    return dict.fromkeys(declared, PHASE_LIMIT_S_DEFAULT)
+
+
+@dataclass(frozen=True)
+class StallPolicy:
+    """When a wait is a stall."""
+
+    floor_s: float = 5.0  # no undeclared healthy wait in the labelled cases was longer
+    dead_floor_s: float = 2.0  # a member is dead or frozen: waiting cannot help
+    warmup_limit_s: float = 120.0  # first step: compilation, lazy connections, data caches
+    backstop_s: float = 300.0  # CCL-D's own limit, whoever else progresses
+    base_factor: float = 20.0  # limit = max(base_factor x Tbase, usual_factor x usual wait, floor)
+    usual_factor: float = 3.0
+    phase_limit_s: Mapping[Phase, float] = field(default_factory=_phase_limits)
+    still_samples_min: int = 2  # divergence over at least two polls
+    frozen_after_s: float = 3.0  # native heartbeat beats 10 times a second
+    row_stale_s: float = 10.0  # a row not refreshed for so long says nothing about progress
+    silence_s: float = 10.0  # a node whose agent sends nothing for so long has lost its heartbeat
+    ended_after_s: float = 5.0  # all processes gone for so long: the job is over
+    warmup_steps: int = 3  # a rank three steps ahead proves that the first step is done
+    stepless_rounds: int = 20  # a job that declares no steps is warm after so many rounds
+    stepless_s: float = 60.0  # and so much time
+    clear_ticks: int = 2  # progress has to be seen so often before a stall is over
+
+
+@dataclass(frozen=True)
+class SlowPolicy:
+    """When a round is slow, and when slow rounds are worth a signal."""
+
+    theta: float = 3.0  # R = Tmax / Tbase
+    repeat_k: int = 3  # slow rounds ...
+    repeat_n: int = 5  # ... of the last so many complete kept rounds of one key
+    base_rounds: int = 20  # Tbase = median of the first so many per-round minima
+    lag_floor_ms: float = 20.0  # Tmax - Tmin below this is scheduling noise
+    persist_s: float = 10.0  # first slow round to signal
+    refresh_weight: float = 0.05  # a normal round moves Tbase by so much of the difference
+    clear_rounds: int = 5  # normal complete rounds in a row that end a slow episode
+    idle_clear_s: float = 120.0  # no complete round of the key for so long ends it too
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much one job block may hold."""
+
+    ranks_max: int = 131_072
+    members_max: int = 1_048_576  # (communicator, rank) pairs
+    communicators_max: int = 65_536
+    nodes_max: int = 32_768
+    extra_rows_max: int = 4_096  # per sender and kind: peers, open rounds, edges, frames
+    keys_max: int = 262_144  # (communicator, operation, size) keys with a base line
+    window_bytes_max: int = 64 * 1024 * 1024  # kept rounds
+
+
+@dataclass(frozen=True)
+class DetectionPolicy:
+    stall: StallPolicy = field(default_factory=StallPolicy)
+    slow: SlowPolicy = field(default_factory=SlowPolicy)
+    bounds: Bounds = field(default_factory=Bounds)

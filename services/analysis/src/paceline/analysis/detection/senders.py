@@ -1,0 +1,78 @@
+"""What is known of each sender (node): position in its sequence, silence, newest evidence rows."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.analysis.detection.arrays import SECOND_NS, U32, Ints, Rows
+from paceline.analysis.detection.reasons import Refusal
+from paceline.contracts.batch import Batch, RowKind
+from paceline.contracts.codes import OpState
+
+EXTRA_KINDS = (RowKind.PEER, RowKind.ROUND, RowKind.EDGE, RowKind.FRAME)
+_OPEN_STATES = (OpState.ENTERED, OpState.STARTED, OpState.FAILED)
+_NEWEST_ONLY = 255
+
+
+@dataclass
+class Sender:
+    """One node as seen by one job shard."""
+
+    node: str
+    seq: int = -1
+    sampled_ns: int = 0
+    sampled_unix_ns: int = 0
+    chunk: int = 0
+    seen_ns: int = 0  # block time of the newest record
+    silent: bool = False
+    extras: dict[RowKind, Rows] = field(default_factory=dict)
+    ranks: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))  # that it reports
+    # caches, not state: positions of the rows this sender sends every time
+    member_generation: int = -1
+    member_positions: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    process_generation: int = -1
+    process_positions: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def judge(self, batch: Batch) -> tuple[bool, Refusal | None]:
+        """Whether `batch` is news, and what to count.
+
+        A sender that restarts counts from the start again on the same monotonic clock; a node that
+        reboots also has a smaller clock, and only its wall clock (here as an order, never as a
+        duration) tells that from a late record.
+        """
+        if self.seq < 0:
+            return True, None
+        later = batch.sampled_ns > self.sampled_ns
+        if batch.seq > self.seq:
+            if batch.sampled_ns < self.sampled_ns and batch.sampled_unix_ns <= self.sampled_unix_ns:
+                return False, Refusal.DUPLICATE
+            return True, Refusal.SEQUENCE_GAP if batch.seq > self.seq + 1 else None
+        if later:
+            return True, Refusal.SENDER_RESTARTED
+        same = batch.sampled_ns == self.sampled_ns and batch.seq == self.seq
+        if same and batch.chunk > self.chunk:
+            return True, None
+        if batch.sampled_unix_ns > self.sampled_unix_ns + SECOND_NS and not same:
+            return True, Refusal.SENDER_RESTARTED
+        return False, Refusal.DUPLICATE
+
+    def take(self, batch: Batch, now_ns: int, extra_rows_max: int) -> int:
+        """Advance to `batch`, keep its evidence rows; returns how many rows exceeded the bound."""
+        same_sample = batch.sampled_ns == self.sampled_ns and self.seq >= 0 and batch.chunk > 0
+        self.seq, self.sampled_ns, self.chunk = batch.seq, batch.sampled_ns, batch.chunk
+        self.sampled_unix_ns, self.seen_ns = batch.sampled_unix_ns, now_ns
+        if not same_sample:
+            self.extras = {}
+        dropped = 0
+        for kind in EXTRA_KINDS:
+            rows = batch.rows.get(kind)
+            if rows is None or len(rows) == 0:
+                continue
+            if kind is RowKind.ROUND:
+                rows = rows[np.isin(rows["state"], _OPEN_STATES) | (rows["level"] == _NEWEST_ONLY)]
+            held = self.extras.get(kind)
+            rows = rows if held is None else np.concatenate([held, rows])
+            dropped += max(len(rows) - extra_rows_max, 0)
+            if len(rows):
+                self.extras[kind] = rows[:extra_rows_max]
+        return dropped

@@ -1,0 +1,325 @@
+"""The detector without Kafka: records in, outputs out. Pure but for its own state."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from paceline.analysis.detection import Decision, DecisionKind, DetectionPolicy, JobBlock, Reason
+from paceline.contracts.batch import Batch, BatchFlag, BatchKind
+from paceline.contracts.ids import derived_id
+from paceline.contracts.registry import HealthEvent, HealthKind, JobRecord, JobState
+
+T = TypeVar("T")
+ENDED_MAX = 4096  # attempts remembered as over, so that late records do not revive them
+OVER = frozenset({JobState.FINISHED, JobState.CANCELLED})
+_SIGNALS = {
+    DecisionKind.STALLED: BatchKind.STALLED,
+    DecisionKind.SLOW: BatchKind.SLOW,
+    DecisionKind.STATE: BatchKind.STATE,
+    DecisionKind.CLEAR: BatchKind.CLEAR,
+}
+_HEARTBEATS = {
+    DecisionKind.HEARTBEAT_LOST: HealthKind.HEARTBEAT_LOST,
+    DecisionKind.HEARTBEAT_BACK: HealthKind.HEARTBEAT_BACK,
+}
+
+
+@dataclass(frozen=True, order=True)
+class BlockKey:
+    job: str
+    attempt: str
+    shard: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.job}:{self.attempt}:{self.shard}"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A decoded record and where it stands in the log."""
+
+    partition: int
+    offset: int
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One signal, not yet cut into records."""
+
+    batch: Batch
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """A block is gone; its snapshot may be removed."""
+
+    key: BlockKey
+
+
+Output = Signal | HealthEvent | Forgotten
+
+
+@dataclass
+class Held:
+    """A block and its place in the log."""
+
+    key: BlockKey
+    shards: int
+    partition: int
+    block: JobBlock
+    next_offset: int = 0  # first record not yet taken
+    first_offset: int = 0  # where the attempt was first seen; a later one is a newer attempt
+    signal_seq: int = 0
+    tick_seq: int = 0
+    sampled_unix_ns: int = 0  # newest of any sender
+    failed: bool = False  # the registry says so; kept while suspect
+    waiting: list[Batch] = field(default_factory=list)  # frames not yet applied
+
+
+class DetectorCore:
+    """All blocks of one detector instance."""
+
+    def __init__(
+        self,
+        instance: str,
+        policy: DetectionPolicy,
+        *,
+        jobs_max: int = 1024,
+        idle_job_s_max: float = 1800.0,
+    ) -> None:
+        self.instance = instance
+        self.policy = policy
+        self.held: dict[BlockKey, Held] = {}
+        self.refused: Counter[str] = Counter()
+        self._jobs_max = jobs_max
+        self._idle_ns = int(idle_job_s_max * 1e9)
+        self._over: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._worlds: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    # ------------------------------------------------------------------ the log of frames
+
+    def apply(self, records: Iterable[Placed]) -> list[Output]:
+        """Take records in log order; outputs in the order in which they follow."""
+        outputs: list[Output] = []
+        for record in records:
+            if record.batch.kind is BatchKind.TICK:
+                outputs.extend(self._tick(record))
+            else:
+                self._collect(record)
+        for held in self.held.values():
+            self._flush(held)
+        return outputs
+
+    def _collect(self, record: Placed) -> None:
+        batch = record.batch
+        held = self._find(record)
+        if held is None or not self._advance(held, record):
+            return
+        held.sampled_unix_ns = max(held.sampled_unix_ns, batch.sampled_unix_ns)
+        held.waiting.append(batch)
+
+    def _find(self, record: Placed) -> Held | None:
+        batch = record.batch
+        key = BlockKey(batch.job, batch.attempt, batch.shard)
+        held = self.held.get(key)
+        if held is not None:
+            return held
+        if (batch.job, batch.attempt) in self._over:
+            self.refused["attempt_over"] += 1
+            return None
+        if len(self.held) >= self._jobs_max:
+            self.refused["jobs_full"] += 1
+            return None
+        block = JobBlock(self.policy)
+        block.world_size = self._worlds.get((batch.job, batch.attempt), 0)
+        held = Held(key, batch.shards, record.partition, block, record.offset, record.offset)
+        self.held[key] = held
+        return held
+
+    def _advance(self, held: Held, record: Placed) -> bool:
+        """False for a record that a snapshot already contains."""
+        if record.partition != held.partition:
+            held.partition, held.next_offset = record.partition, record.offset
+        if record.offset < held.next_offset:
+            return False
+        held.next_offset = record.offset + 1
+        return True
+
+    def _flush(self, held: Held) -> None:
+        if held.waiting:
+            batches, held.waiting = held.waiting, []
+            held.block.apply(batches)
+            self._retire_elsewhere(held, batches)
+
+    def _retire_elsewhere(self, held: Held, batches: Sequence[Batch]) -> None:
+        """A node that reports a newer attempt has left the older ones."""
+        older = [
+            other
+            for other in self.held.values()
+            if other.key.job == held.key.job
+            and other.key.shard == held.key.shard
+            and other.first_offset < held.first_offset
+        ]
+        for other in older:
+            for batch in batches:
+                other.block.retire(batch.node)
+
+    def _tick(self, record: Placed) -> list[Output]:
+        tick = record.batch
+        held = self.held.get(BlockKey(tick.job, tick.attempt, tick.shard))
+        if held is None or not self._advance(held, record):
+            return []
+        self._flush(held)
+        decisions = held.block.tick(tick.node, tick.sampled_ns)
+        if self._is_replaced(held):
+            decisions = held.block.end(Reason.ATTEMPT_REPLACED)
+        elif held.failed and not held.block.suspicion.active and held.block.quiet_ns > 10**10:
+            decisions = held.block.end(Reason.JOB_RECORD_ENDED)
+        elif held.block.quiet_ns > self._idle_ns:
+            decisions = [Decision(DecisionKind.ENDED, Reason.SILENT)]
+        return self._publish(held, decisions, tick.sampled_ns, tick.sampled_unix_ns)
+
+    def _is_replaced(self, held: Held) -> bool:
+        newer = any(
+            other.key.job == held.key.job
+            and other.key.shard == held.key.shard
+            and other.first_offset > held.first_offset
+            for other in self.held.values()
+        )
+        return newer and held.block.is_left
+
+    # ------------------------------------------------------------------ other topics
+
+    def note_job(self, record: JobRecord) -> list[Output]:
+        """Membership and end of an attempt, from the registry."""
+        key = (record.job, record.attempt)
+        _remember(self._worlds, key, record.world_size)
+        outputs: list[Output] = []
+        mine = [held for held in self.held.values() if (held.key.job, held.key.attempt) == key]
+        for held in mine:
+            held.block.world_size = record.world_size
+            held.failed = record.state is JobState.FAILED
+            if record.state in OVER:
+                decisions = held.block.end(Reason.JOB_RECORD_ENDED)
+                outputs.extend(
+                    self._publish(held, decisions, held.block.tick_sampled_ns, held.sampled_unix_ns)
+                )
+        if record.state in OVER:
+            _remember(self._over, key, None)
+        else:
+            self._over.pop(key, None)
+        return outputs
+
+    def note_signal(self, batch: Batch) -> None:
+        """Another shard suspects a job of ours: its state is wanted."""
+        if batch.kind not in (BatchKind.STALLED, BatchKind.SLOW):
+            return
+        for held in self.held.values():
+            if (held.key.job, held.key.attempt) == (
+                batch.job,
+                batch.attempt,
+            ) and held.key.shard != batch.shard:
+                held.block.ask()
+
+    # ------------------------------------------------------------------ ticks, partitions
+
+    def make_ticks(self, sampled_ns: int, sampled_unix_ns: int, keys: Collection[BlockKey]) -> list[Batch]:
+        """One tick record for each of `keys`; the caller writes them into the log of frames."""
+        ticks = []
+        for held in self.held.values():
+            if held.key not in keys:
+                continue
+            held.tick_seq += 1
+            ticks.append(
+                Batch(
+                    kind=BatchKind.TICK,
+                    job=held.key.job,
+                    attempt=held.key.attempt,
+                    node=self.instance,
+                    shard=held.key.shard,
+                    shards=held.shards,
+                    seq=held.tick_seq,
+                    sampled_ns=sampled_ns,
+                    sampled_unix_ns=sampled_unix_ns,
+                )
+            )
+        return ticks
+
+    def adopt(self, held: Held) -> None:
+        """Take over a block from a snapshot; one that we hold further along is kept."""
+        known = self.held.get(held.key)
+        if known is None or known.next_offset < held.next_offset:
+            self.held[held.key] = held
+
+    def drop_partitions(self, partitions: Iterable[int]) -> None:
+        """Forget the blocks of partitions that are no longer ours."""
+        gone = set(partitions)
+        self.held = {key: held for key, held in self.held.items() if held.partition not in gone}
+
+    # ------------------------------------------------------------------ outputs
+
+    def _publish(
+        self, held: Held, decisions: Sequence[Decision], sampled_ns: int, sampled_unix_ns: int
+    ) -> list[Output]:
+        outputs: list[Output] = []
+        for decision in decisions:
+            if decision.kind is DecisionKind.ENDED:
+                self.held.pop(held.key, None)
+                outputs.append(Forgotten(held.key))
+            elif decision.kind in _HEARTBEATS:
+                outputs.append(self._heartbeat(held, decision, sampled_unix_ns))
+            else:
+                outputs.append(self._signal(held, decision, sampled_ns, sampled_unix_ns))
+        return outputs
+
+    def _signal(self, held: Held, decision: Decision, sampled_ns: int, sampled_unix_ns: int) -> Signal:
+        held.signal_seq += 1
+        rows, cut = ({}, 0) if decision.kind is DecisionKind.CLEAR else held.block.evidence(decision)
+        self.refused["evidence_rows_cut"] += cut
+        key = held.key
+        flags = BatchFlag.SUSPECT if decision.kind is DecisionKind.STALLED else BatchFlag.NONE
+        batch = Batch(
+            kind=_SIGNALS[decision.kind],
+            job=key.job,
+            attempt=key.attempt,
+            node=self.instance,
+            shard=key.shard,
+            shards=held.shards,
+            seq=held.signal_seq,
+            sampled_ns=sampled_ns,
+            sampled_unix_ns=sampled_unix_ns,
+            rows=rows,
+            flags=flags | (BatchFlag.DROPPED if cut else BatchFlag.NONE),
+            episode=""
+            if decision.kind is DecisionKind.STATE
+            else derived_id("epi", key.job, key.attempt, decision.communicator, decision.round),
+        )
+        return Signal(batch, decision.reason)
+
+    def _heartbeat(self, held: Held, decision: Decision, sampled_unix_ns: int) -> HealthEvent:
+        kind = _HEARTBEATS[decision.kind]
+        key = held.key
+        silence_s = self.policy.stall.silence_s
+        lost = kind is HealthKind.HEARTBEAT_LOST
+        return HealthEvent(
+            id=derived_id("health", kind.value, key.job, key.attempt, decision.node, decision.node_seq),
+            kind=kind,
+            node=decision.node,
+            job=key.job,
+            attempt=key.attempt,
+            rank=None,
+            pid=None,
+            at_unix_s=sampled_unix_ns / 1e9,
+            message=f"agent silent for more than {silence_s:g} s" if lost else "agent reports again",
+        )
+
+
+def _remember(table: "OrderedDict[tuple[str, str], T]", key: tuple[str, str], value: T) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > ENDED_MAX:
+        table.popitem(last=False)
