@@ -10,6 +10,7 @@ from paceline.agent.outbox import Outbox
 from paceline.agent.pages import open_page
 from paceline.agent.process import ProcReader
 from paceline.agent.processes import OpenPage, Process
+from paceline.agent.reception import Reception
 from paceline.agent.roster import Roster
 from paceline.agent.sampler import Sampler
 from paceline.agent.settings import AgentSettings
@@ -46,18 +47,11 @@ class AgentApp:
         self._deliverer = Deliverer(publisher, self._events, self._frames, self.drops)
         agent = f"{settings.node}/agent"
         self._outbox = Outbox(self._events, clock, settings.node, agent)
-        self.roster = Roster(
-            settings,
-            clock,
-            self._outbox,
-            proc or ProcReader(),
-            page_opener,
-            self.drops,
-            agent,
-            self._last_words,
-        )
+        proc = proc or ProcReader()
+        self.roster = Roster(settings, clock, self._outbox, proc, self._last_words)
+        self._reception = Reception(settings, self.roster, proc, page_opener, self.drops, agent)
         self.sampler = Sampler(settings, clock, self.roster, self._push_frame, self.drops)
-        self._server = SocketServer(settings.socket, self.roster, self.drops, settings.connections_max)
+        self._server = SocketServer(settings.socket, self._reception, self.drops, settings.connections_max)
         self._tasks = BackgroundTasks()
         self._told: Counter[str] = Counter()
         self._repeated_ns = clock.monotonic_ns()
@@ -154,7 +148,7 @@ class AgentApp:
         count("paceline.agent.samples", self.sampler.samples - self._told["samples"])
         count("paceline.agent.bytes", self.sampler.bytes_encoded - self._told["bytes"])
         self._told["samples"], self._told["bytes"] = self.sampler.samples, self.sampler.bytes_encoded
-        gauge("paceline.agent.processes", sum(p.exit is None for p in self.roster.processes.values()))
+        gauge("paceline.agent.processes", self.roster.living_count)
         gauge("paceline.agent.waiting", len(self._events), lane="events")
         gauge("paceline.agent.waiting", len(self._frames), lane="frames")
         usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -91,6 +91,8 @@ def judge_end(ended: Sequence[Ended], cancelled: bool) -> tuple[JobState, str]:
     if cancelled:
         return JobState.CANCELLED, "most ranks were told to stop within 10 s"
     bad = sorted((e for e in ended if e.exit.kind is not ExitKind.CLEAN), key=lambda e: (e.at_ns, e.rank))
+    if not ended:
+        return JobState.FINISHED, "its processes went on under another name"
     if not bad:
         return JobState.FINISHED, f"all {len(ended)} local ranks ended in order"
     first = bad[0]

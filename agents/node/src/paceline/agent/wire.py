@@ -107,10 +107,7 @@ def check_hello(hello: Hello) -> None:
     _check_text("hello.attempt", hello.attempt, ATTEMPT_BYTES_MAX, empty=False)
     for name in ("job_source", "attempt_source", "name", "cluster", "tenant", "user", "coordinate_source"):
         _check_text(f"hello.{name}", getattr(hello, name), TEXT_BYTES_MAX)
-    if not 1 <= hello.world_size <= WORLD_SIZE_MAX:
-        raise MessageError(f"hello.world_size is {hello.world_size}, expected 1 to {WORLD_SIZE_MAX}")
-    if not 0 <= hello.rank < hello.world_size:
-        raise MessageError(f"hello.rank is {hello.rank}, expected 0 to {hello.world_size - 1}")
+    _check_rank(hello)
     if not -1 <= hello.local_rank < WORLD_SIZE_MAX:
         raise MessageError(f"hello.local_rank is {hello.local_rank}, expected -1 or a rank")
     if not 1 <= hello.pid < 1 << 31 or not 0 <= hello.pid_start < 1 << 63:
@@ -121,6 +118,21 @@ def check_hello(hello: Hello) -> None:
             raise MessageError(f"hello.{name} has {len(entries)} entries, expected at most {ENTRIES_MAX}")
         for key, value in entries.items():
             _check_text(f"hello.{name}", f"{key}={value}", TEXT_BYTES_MAX)
+
+
+def is_complete(hello: Hello) -> bool:
+    """Whether the process knows its rank; before `init_process_group` it may not."""
+    return hello.rank >= 0 and hello.world_size > 0
+
+
+def _check_rank(hello: Hello) -> None:
+    if not 0 <= hello.world_size <= WORLD_SIZE_MAX:
+        raise MessageError(
+            f"hello.world_size is {hello.world_size}, expected 1 to {WORLD_SIZE_MAX}, 0 while unknown"
+        )
+    last = hello.world_size - 1 if hello.world_size else WORLD_SIZE_MAX
+    if not -1 <= hello.rank <= last:
+        raise MessageError(f"hello.rank is {hello.rank}, expected 0 to {last}, -1 while unknown")
 
 
 def _check_communicator(message: CommunicatorOpened) -> None:
