@@ -15,7 +15,7 @@ from typing import Protocol
 from paceline.agent.disk_ring import DiskRing, Position
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
-from paceline.contracts.topics import HEALTH, JOBS, Topic
+from paceline.contracts.topics import JOBS, Topic
 
 EVENTS_MAX = 10_000
 FRAME_ENTRIES_MAX = 20_000  # about 90 bytes each once their bytes are only on disk
@@ -71,7 +71,7 @@ class Publisher(Protocol):
 
 
 class EventQueue:
-    """Events in order; of several waiting registry records with one key only the newest stays."""
+    """Events in order; of several registry records of one key and attempt the newest stays."""
 
     def __init__(self, drops: Counter[str], events_max: int = EVENTS_MAX) -> None:
         self._events: dict[str, Event] = {}
@@ -82,7 +82,8 @@ class EventQueue:
         return len(self._events)
 
     def push(self, event: Event) -> None:
-        name = f"{JOBS.name}/{event.key}" if event.topic is JOBS else f"{HEALTH.name}/{event.key}/{event.id}"
+        part = event.value.attempt if event.topic is JOBS else event.id
+        name = f"{event.topic.name}/{event.key}/{part}"
         if name not in self._events and len(self._events) >= self._events_max:
             self._events.pop(next(iter(self._events)))
             self._drops["events_full"] += 1
