@@ -1,5 +1,22 @@
 """Called by torch through the entry point `torch.backends` while `import torch` runs."""
 
+import logging
+import os
+
+log = logging.getLogger("paceline")
+
 
 def autoload() -> None:
-    """Attach where PACELINE asks for it; never raises, since that would break `import torch`."""
+    """Put the hook in where `PACELINE=1` asks for it; never raises, that would break `import torch`.
+
+    torchrun's parent and data loaders import torch too: nothing is opened before the process makes
+    a process group.
+    """
+    if os.environ.get("PACELINE") != "1":
+        return
+    try:
+        from paceline.trainer.process import install
+
+        install()
+    except Exception as error:
+        log.warning("paceline could not start (%r); training goes on unobserved", error)

@@ -1,0 +1,71 @@
+"""Which seam a group is observed through; chosen by what torch has, never by its version."""
+
+import logging
+from typing import Any
+
+from paceline.trainer.guard import Guard
+from paceline.trainer.native import NativeHooks, has_native_hooks
+from paceline.trainer.operations import Describer, describers
+from paceline.trainer.probe import ProbePage
+from paceline.trainer.watch import Watch
+from paceline.trainer.wrapper import INNER, make_group_class, make_seam, make_work_class
+
+log = logging.getLogger("paceline")
+STREAM_BACKENDS = ("nccl", "xccl", "ucc", "mpi")  # completion is on a device stream or in another world
+
+
+class Adapter:
+    """Observes groups. `seam` stands for `ProcessGroup` while a wrapped group is made."""
+
+    def __init__(self, torch: Any, c10d: Any, native: bool, wrapper: bool) -> None:
+        self.base = c10d.ProcessGroup
+        self.describer = Describer.of_torch(torch, c10d)
+        self._work_class = make_work_class(c10d.Work)
+        self._native = NativeHooks(self.describer) if native else None
+        self._group_class = make_group_class(self.base, describers(self.describer)) if wrapper else None
+        self.seam = make_seam(self.base, self._make_group)
+
+    def _make_group(self, *arguments: Any, **keywords: Any) -> Any:
+        if self._group_class is not None:
+            try:
+                return self._group_class(*arguments, **keywords)
+            except Exception as error:
+                log.warning("paceline could not wrap a process group (%r); it stays unobserved", error)
+        return self.base(*arguments, **keywords)
+
+    def wraps(self, backend: str) -> bool:
+        """Whether a group of this backend string (`gloo`, `cpu:gloo,cuda:nccl`) is made by the seam."""
+        if self._group_class is None:
+            return False
+        names = [part.partition(":")[2] or part for part in backend.split(",")]
+        return any(name not in STREAM_BACKENDS for name in names)
+
+    def can_observe(self, group: Any) -> bool:
+        """Whether `observe` can do anything with this object."""
+        if isinstance(group, self.base):
+            return self._native is not None or hasattr(group, INNER)
+        return False
+
+    def observe(self, group: Any, page: ProbePage, slot: int, guard: Guard, backend: str) -> None:
+        """From now on every operation of `group` is told to `page`."""
+        mixed = any(name in backend for name in STREAM_BACKENDS) or backend == "undefined"
+        watch = Watch(page, slot, guard, self._work_class, cpu_only=mixed)
+        if hasattr(group, INNER):
+            group.paceline_watch = watch
+        elif self._native is not None:
+            self._native.observe(group, watch)
+
+
+def choose_adapter(choice: str, torch: Any, c10d: Any) -> Adapter | None:
+    """The adapter for `auto`, `wrapper`, `native` or `off`; None where nothing is to be observed.
+
+    Native hooks need no wrapper around a group; a torch without them gets the wrapper.
+    """
+    if choice == "off":
+        return None
+    native = has_native_hooks(c10d.ProcessGroup)
+    if choice == "native" and not native:
+        log.warning("PACELINE_HOOK=native: this torch has no native hooks; using the wrapper")
+    if choice == "wrapper":
+        native = False
+    return Adapter(torch, c10d, native=native, wrapper=not native)

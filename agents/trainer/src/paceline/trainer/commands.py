@@ -1,0 +1,100 @@
+"""`paceline run`: start a job so that every process of it observes itself."""
+
+import argparse
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from paceline.contracts.agent_socket import SOCKET_VARIABLE, default_socket_path
+
+EPILOG = """\
+examples:
+  paceline run -- python train.py
+  paceline run --name llama-7b -- torchrun --nproc-per-node 8 train.py
+"""
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+USAGE = 2
+
+
+def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `paceline run`."""
+    parser = subparsers.add_parser(
+        "run",
+        help="observe a training job, no change to its script",
+        epilog=EPILOG,
+        usage="paceline run [options] -- COMMAND ...",
+    )
+    parser.add_argument(
+        "--job-id", metavar="ID", help="groups the ranks (default: Slurm, Kubernetes, torchrun)"
+    )
+    parser.add_argument("--name", help="what people call the job")
+    parser.add_argument("--socket", metavar="PATH", help="socket of the agent on this node")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, after --")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replace this process by the command; returns only where that is impossible."""
+    command = list(arguments.command)
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        say("no command; write it after --, for example: paceline run -- python train.py")
+        return USAGE
+    if shutil.which(command[0]) is None:
+        say(f"{command[0]!r} was not found on PATH and is not an executable file")
+        return NOT_FOUND
+    environment = run_environment(os.environ, arguments.job_id, arguments.name, arguments.socket)
+    for warning in warnings(environment):
+        say(warning)
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, environment)  # noqa: S606
+    except OSError as error:
+        say(f"{command[0]!r} could not be started: {error.strerror}")
+        return NOT_EXECUTABLE
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"paceline run: {text}\n")
+
+
+def run_environment(
+    environment: Mapping[str, str], job_id: str | None, name: str | None, socket_path: str | None
+) -> dict[str, str]:
+    """The environment of the command: what is asked for wins over what was there."""
+    changed = dict(environment)
+    changed["PACELINE"] = "1"
+    changed[SOCKET_VARIABLE] = socket_path or environment.get(SOCKET_VARIABLE) or default_socket_path()
+    if job_id:
+        changed["PACELINE_JOB_ID"] = job_id
+    if name:
+        changed["PACELINE_NAME"] = name
+    return changed
+
+
+def warnings(environment: Mapping[str, str]) -> list[str]:
+    """What will keep the job from being observed; it runs all the same."""
+    found = []
+    path = environment[SOCKET_VARIABLE]
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            found.append(f"{path} is no socket; expected the agent's socket")
+    except OSError as error:
+        found.append(
+            f"no agent at {path} ({error.strerror}); the job runs and is observed as soon as one listens"
+            " there (start it with: paceline agent)"
+        )
+    if environment.get("PACELINE_DISABLED", "0") not in ("", "0"):
+        found.append("PACELINE_DISABLED is set: the job is not observed")
+    if environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        found.append("TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch loads no extension; call attach() in the script")
+    if find_spec("paceline.probe") is None:
+        found.append(
+            "the native probe is not installed (pip install paceline-probe): the job is not observed"
+        )
+    return found

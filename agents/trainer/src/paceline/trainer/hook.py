@@ -1,0 +1,187 @@
+"""Puts the hook into torch.distributed: four names of c10d are replaced, nothing else.
+
+`_new_process_group_helper` makes every group of every caller, so it is the one place to observe
+from. `init_process_group` and `destroy_process_group` mark begin and end, `_store_based_barrier`
+marks a wait. Each replacement calls the original with what it was given, whatever happens here.
+"""
+
+import functools
+import inspect
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from paceline.contracts.codes import HostWait, Phase
+from paceline.trainer.adapters import Adapter, choose_adapter
+from paceline.trainer.guard import Guard
+from paceline.trainer.session import Group, OpenGroup, Session
+
+log = logging.getLogger("paceline")
+MARK = "_paceline_original"
+WORLD = "_world"
+HELPER = "_new_process_group_helper"
+C10D = "torch.distributed.distributed_c10d"
+OpenSession = Callable[[str], "Session | None"]
+
+
+class Hook:
+    """The replacements of one process; `open_session(init_method)` gives None where nothing is to be done."""
+
+    def __init__(self, torch: Any, c10d: Any, open_session: OpenSession, choice: str, guard: Guard) -> None:
+        self._torch = torch
+        self._c10d = c10d
+        self._open_session = open_session
+        self._choice = choice
+        self.guard = guard
+        self.session: Session | None = None
+        self._adapter: Adapter | None = None
+        self._lock = threading.Lock()
+        self._swapped = 0
+        self._open: list[tuple[weakref.ref[Any], OpenGroup]] = []
+        helper = getattr(c10d, HELPER, None)
+        self._signature = inspect.signature(helper) if helper is not None else None
+
+    def install(self) -> bool:
+        """True where torch has what is needed; a second call changes nothing."""
+        if self._signature is None or hasattr(getattr(self._c10d, HELPER), MARK):
+            return False
+        self._replace(HELPER, self._around_new_group)
+        self._replace("init_process_group", self._around_init)
+        self._replace("destroy_process_group", self._around_destroy)
+        if hasattr(self._c10d, "_store_based_barrier"):
+            self._replace("_store_based_barrier", self._around_store_barrier)
+        return True
+
+    def _replace(self, name: str, around: Callable[..., Any]) -> None:
+        original = getattr(self._c10d, name)
+
+        @functools.wraps(original)
+        def replacement(*arguments: Any, **keywords: Any) -> Any:
+            return around(original, arguments, keywords)
+
+        setattr(replacement, MARK, original)
+        setattr(self._c10d, name, replacement)
+        package = sys.modules.get("torch.distributed")
+        if package is not None and getattr(package, name, None) is original:
+            setattr(package, name, replacement)
+
+    def _around_init(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        method = keywords.get("init_method") or (arguments[1] if len(arguments) > 1 else None) or ""
+        self.guard.attempt("open", lambda: self._begin(str(method)))
+        with self._waiting(HostWait.BOOTSTRAP, "init_process_group"):
+            result = original(*arguments, **keywords)
+        self.guard.attempt("phase", self._enter_training)
+        return result
+
+    def _begin(self, init_method: str) -> Session | None:
+        if self.session is None:
+            self.session = self._open_session(init_method)
+            if self.session is not None:
+                self.guard = self.session.guard
+        return self.session
+
+    def _enter_training(self) -> None:
+        if self.session is not None:
+            self.session.page.set_phase(int(Phase.TRAIN), "train")
+
+    @contextmanager
+    def _waiting(self, kind: HostWait, name: str) -> Iterator[None]:
+        session = self.session
+        if session is None:
+            yield
+            return
+        self.guard.attempt("host wait", lambda: session.set_host_wait(kind, name))
+        try:
+            yield
+        finally:
+            self.guard.attempt("host wait", lambda: session.set_host_wait(HostWait.NONE))
+
+    def _around_store_barrier(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        with self._waiting(HostWait.BARRIER, "store based barrier"):
+            return original(*arguments, **keywords)
+
+    def _around_new_group(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        creation = self._describe_creation(arguments, keywords)
+        if creation is None or self.session is None or self._adapter is None:
+            return original(*arguments, **keywords)
+        wrap = self._adapter.wraps(creation.backend)
+        if wrap:
+            self._swap(1)
+        try:
+            with self._waiting(HostWait.BOOTSTRAP, f"group {creation.name}"):
+                result = original(*arguments, **keywords)
+        finally:
+            if wrap:
+                self._swap(-1)
+        self.guard.attempt("open group", lambda: self._observe(result, creation))
+        return result
+
+    def _describe_creation(self, arguments: Any, keywords: Any) -> Group | None:
+        if self.guard.off:
+            return None
+        try:
+            return self._read_creation(arguments, keywords)
+        except Exception as error:
+            self.guard.trip("new group", error)
+            return None
+
+    def _read_creation(self, arguments: Any, keywords: Any) -> Group | None:
+        if self._signature is None:
+            return None
+        bound = self._signature.bind(*arguments, **keywords).arguments
+        if bound["group_rank"] is None:  # this rank is no member
+            return None
+        ranks = tuple(bound["global_ranks_in_group"]) or tuple(range(bound["group_size"]))
+        group = Group(
+            name=str(bound["group_name"]),
+            description=str(bound.get("group_desc") or ""),
+            ranks=ranks,
+            rank=int(bound["group_rank"]),
+            backend=str(bound["backend"]).lower(),
+        )
+        if not bound["global_ranks_in_group"]:
+            session = self._begin("")
+            if session is not None:
+                session.join_world(group.rank, len(ranks), bound.get("store"))
+        if self._adapter is None and self.session is not None:
+            self._adapter = choose_adapter(self._choice, self._torch, self._c10d)
+        return group
+
+    def _swap(self, change: int) -> None:
+        """Let the name `ProcessGroup` inside c10d make observed groups while any thread makes one."""
+        with self._lock:
+            self._swapped += change
+            if self._adapter is not None:
+                self._c10d.ProcessGroup = self._adapter.seam if self._swapped else self._adapter.base
+
+    def _observe(self, result: Any, creation: Group) -> None:
+        group = result[0] if isinstance(result, tuple) else result
+        if self._adapter is None or self.session is None or not self._adapter.can_observe(group):
+            return
+        opened = self.session.open_group(creation)
+        self._open.append((weakref.ref(group), opened))
+        if opened.slot >= 0:
+            self._adapter.observe(group, self.session.page, opened.slot, self.session.guard, creation.backend)
+
+    def _around_destroy(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        result = original(*arguments, **keywords)
+        self.guard.attempt("close group", self._close_gone)
+        return result
+
+    def _close_gone(self) -> None:
+        if self.session is None:
+            return
+        living = getattr(self._c10d, WORLD).pg_map
+        for reference, opened in self._open:
+            group = reference()
+            if group is None or group not in living:
+                self.session.close_group(opened)
+        self._open = [
+            (reference, opened)
+            for reference, opened in self._open
+            if (group := reference()) is not None and group in living
+        ]

@@ -1,0 +1,59 @@
+"""The attempt's nonce: agreed through the job's store, by whoever is first, awaited by nobody."""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger("paceline")
+KEY = "paceline/attempt"
+NONCE_HEX = 12
+
+
+class NonceReader:
+    """A daemon thread that asks the store once and calls `settle(nonce)`, with "" where it cannot.
+
+    Every rank offers its own nonce by compare-and-set, so nobody waits for rank 0. The store is
+    cloned where it can be: a client shared by threads serialises, and training owns this one.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        settle: Callable[[str], None],
+        draw: Callable[[], str] = lambda: secrets.token_hex(NONCE_HEX // 2),
+    ) -> None:
+        self._store = store
+        self._settle = settle
+        self._draw = draw
+        self._thread = threading.Thread(target=self._run, name="paceline-identity", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """True where the thread has ended within `timeout_s`."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            nonce = agree_on_nonce(self._store, self._draw())
+        except Exception as error:
+            log.info("the job's store gave no attempt nonce (%r); using the restart count", error)
+            nonce = ""
+        finally:
+            self._store = None
+        try:
+            self._settle(nonce)
+        except Exception as error:
+            log.info("could not settle the attempt: %r", error)
+
+
+def agree_on_nonce(store: Any, offer: str) -> str:
+    """The nonce all members of the store have; ours where we are first. Errors of the store pass."""
+    own = store.clone() if hasattr(store, "clone") else store
+    answer = own.compare_set(KEY, "", offer)
+    text = answer.decode() if isinstance(answer, bytes) else str(answer)
+    return text or offer

@@ -1,0 +1,58 @@
+"""Reads what identity needs from the machine; every file may be missing."""
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.trainer.identity import Surroundings, parse_pid_start
+
+_NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_FILE_BYTES_MAX = 65_536
+
+
+def read_surroundings(init_method: str = "") -> Surroundings:
+    """One look at /proc, the pod's files and the host name; never raises."""
+    labels = os.environ.get("PACELINE_POD_LABELS_FILE", "/etc/podinfo/labels")
+    return Surroundings(
+        cgroup=read_text("/proc/self/cgroup"),
+        pod_labels=read_text(labels),
+        pod_namespace=read_text(_NAMESPACE_FILE).strip(),
+        hostname=socket.gethostname(),
+        init_method=init_method,
+        parent=f"{socket.gethostname()}-{os.getppid()}-{_start_of(os.getppid())}",
+    )
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def user(environment: Mapping[str, str]) -> str:
+    """Whose job it is, by name, else by number."""
+    return environment.get("USER") or environment.get("LOGNAME") or str(os.getuid())
+
+
+def pid_start() -> int:
+    """Start time of this process in clock ticks since boot, 0 where /proc does not say."""
+    return _start_of(os.getpid())
+
+
+def versions(torch_version: str) -> dict[str, str]:
+    """What the registry records of the software in this process."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"python": python, "torch": torch_version} if torch_version else {"python": python}
+
+
+def read_text(path: str) -> str:
+    """The first 64 KiB of a small file, or nothing."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(_FILE_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _start_of(pid: int) -> int:
+    return parse_pid_start(read_text(f"/proc/{pid}/stat"))
