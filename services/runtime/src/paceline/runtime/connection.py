@@ -101,20 +101,33 @@ class ProducerConnection:
 
 
 async def close_producer(client: AIOKafkaProducer, flush_s: float) -> None:
-    """Close for certain: after `flush_s` what is not acknowledged fails, instead of being waited for.
-
-    `AIOKafkaProducer.stop` waits without bound for records it cannot deliver; only its parts can
-    be told to give up.
-    """
-    pending = client._message_accumulator  # noqa: SLF001
+    """Close for certain: after `flush_s` what is not acknowledged fails, instead of being waited for."""
     if flush_s > 0:
         try:
-            await asyncio.wait_for(pending.flush(), flush_s)
-        except (TimeoutError, KafkaError):
+            async with asyncio.timeout(flush_s):
+                await client.flush()
+                await client.stop()
+                return
+        except (TimeoutError, KafkaError, OSError):
             pass
-    pending.fail_all(KafkaUnavailable("the producer was closed before the broker acknowledged"))
+    await _abandon(client)
+
+
+async def _abandon(client: AIOKafkaProducer) -> None:
+    """`AIOKafkaProducer.stop` waits without bound for records it cannot deliver; only its parts can
+    be told to give up: connections first, so that requests in flight end, then the sender."""
+    client._closed = True  # noqa: SLF001
+    sender = client._sender  # noqa: SLF001
     try:
-        await asyncio.wait_for(client.stop(), CLOSE_S_MAX)
+        async with asyncio.timeout(CLOSE_S_MAX):
+            await client.client.close()
     except (TimeoutError, KafkaError, OSError):
-        client._closed = True  # noqa: SLF001
-        await client.client.close()
+        pass
+    if sender.sender_task is not None:
+        sender.sender_task.cancel()
+        await asyncio.wait([sender.sender_task], timeout=CLOSE_S_MAX)
+        if sender.sender_task.done() and not sender.sender_task.cancelled():
+            sender.sender_task.exception()  # looked at: what it says of abandoned batches is no news
+    client._message_accumulator.fail_all(  # noqa: SLF001
+        KafkaUnavailable("the producer was closed before the broker acknowledged")
+    )

@@ -220,5 +220,5 @@ class Consumer:
                 gauge("paceline.kafka.lag", lag, group=self._label)
             if self.progress.needs_new_consumer:
                 return self.progress.value
-            if await session.has_new_partitions():
+            if session.has_new_partitions():
                 return "new_partitions"

@@ -12,6 +12,8 @@ from aiokafka.helpers import create_ssl_context
 from paceline.contracts.topics import TOPICS, Topic
 from paceline.runtime.settings import KafkaSettings
 
+REFUSED_RETRY_S = 0.3
+
 
 class KafkaUnavailable(ConnectionError):
     """Kafka did not answer in time; the message says where and how long. Worth a retry."""
@@ -68,19 +70,35 @@ async def create_topics(
     """Create what does not exist yet; returns the names that were new.
 
     Existing topics are left as they are. KafkaUnavailable where Kafka does not answer within
-    `timeout_s` (default: the request timeout), TopicError where it refuses.
+    `timeout_s` (default: the request timeout), TopicError where it refuses for that long.
     """
     limit_s = settings.request_timeout_s if timeout_s is None else timeout_s
-    admin = AIOKafkaAdminClient(**client_options(settings, "paceline-admin"))
+    refusal: TopicError | None = None
     try:
         async with asyncio.timeout(limit_s):
-            await admin.start()
-            return await _create_missing(admin, settings, topics)
+            while True:
+                try:
+                    return await _try_create(settings, topics)
+                except TopicError as error:  # a broker that has just started refuses for a moment
+                    refusal = error
+                except KafkaError:
+                    if refusal is None:
+                        raise
+                await asyncio.sleep(REFUSED_RETRY_S)
     except (TimeoutError, KafkaError, OSError) as error:
+        if refusal is not None:
+            raise refusal from error
         raise KafkaUnavailable(
             f"no answer from Kafka at {settings.bootstrap} within {limit_s:g} s ({error!r}); "
             "check PACELINE_KAFKA_BOOTSTRAP and that the broker runs"
         ) from error
+
+
+async def _try_create(settings: KafkaSettings, topics: Sequence[Topic]) -> tuple[str, ...]:
+    admin = AIOKafkaAdminClient(**client_options(settings, "paceline-admin"))
+    try:
+        await admin.start()
+        return await _create_missing(admin, settings, topics)
     finally:
         await admin.close()
 

@@ -93,18 +93,14 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         async with asyncio.timeout(OPEN_S_MAX):
             if self._settings.create_topics:
                 await create_topics(self._settings, self._topics)
+            names = [topic.name for topic in self._topics]
             if self._group is not None:
-                self._consumer.subscribe([topic.name for topic in self._topics], listener=self)
+                self._consumer.subscribe(names, listener=self)
                 await self._consumer.start()
                 return
+            self._consumer.subscribe(names)  # without a group aiokafka assigns every partition
             await self._consumer.start()
-            partitions = [
-                TopicPartition(topic.name, number)
-                for topic in self._topics
-                for number in sorted(await self._partition_numbers(topic))
-            ]
-            self._consumer.assign(partitions)
-            await self.on_partitions_assigned(partitions)
+            await self.on_partitions_assigned(sorted(self._consumer.assignment()))
 
     async def close(self) -> None:
         """Commit what was handled and leave; bounded, whatever Kafka does."""
@@ -189,16 +185,11 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         except (TimeoutError, KafkaError, OSError):
             return None
 
-    async def has_new_partitions(self) -> bool:
+    def has_new_partitions(self) -> bool:
         """Whether a topic that is read whole has grown partitions we do not read yet."""
         if self._group is not None:
             return False
-        known = {(part.topic, part.number) for part in self._owned}
-        return any(
-            (topic.name, number) not in known
-            for topic in self._topics
-            for number in self._consumer.partitions_for_topic(topic.name) or ()
-        )
+        return {_ours(part) for part in self._consumer.assignment()} > self._owned
 
     async def on_partitions_assigned(self, assigned: Sequence[TopicPartition]) -> None:
         """Called by aiokafka inside the rebalance, and by `open` where there is no group."""
@@ -228,24 +219,22 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             log.warning("revoked_while_handling", consumer=self._name, limit_s=REVOKE_S_MAX)
 
     async def _seek_start(self, assignment: Assignment) -> None:
+        first_time = not self._resume
         fresh = [part for part in assignment.partitions if part not in self._resume]
         if self._group is None:
             for part in assignment.partitions:
                 if part in self._resume:
                     assignment.seek(part, self._resume[part])
-        if not fresh or self._options.start in (Start.COMMITTED, Start.COMMITTED_OR_LATEST):
+        elif not first_time or self._options.start in (Start.COMMITTED, Start.COMMITTED_OR_LATEST):
+            return  # from the group's committed position
+        if not fresh:
             return
-        latest = self._options.start is Start.LATEST
+        # A partition that appears later is read from its beginning: all of it is news.
+        latest = first_time and self._options.start in (Start.LATEST, Start.COMMITTED_OR_LATEST)
         offsets = await (assignment.end_offsets() if latest else assignment.first_offsets())
         for part in fresh:
             assignment.seek(part, offsets[part])
             self._resume[part] = offsets[part]
-
-    async def _partition_numbers(self, topic: Topic) -> set[int]:
-        while not (numbers := self._consumer.partitions_for_topic(topic.name)):
-            await self._consumer.topics()  # asks the broker, bounded by the request timeout
-            await asyncio.sleep(0.1)
-        return set(numbers)
 
     def _make(self) -> AIOKafkaConsumer:
         earliest = self._options.start in (Start.COMMITTED, Start.EARLIEST)
