@@ -106,8 +106,7 @@ export function useJobs() {
 export function useJob(id: string) {
   return useQuery({
     queryKey: keys.job(id),
-    queryFn: async () =>
-      unwrap(await api.GET("/v1/jobs/{job_id}", { params: { path: { job_id: id } } })),
+    queryFn: async () => unwrap(await api.GET("/v1/jobs/{job}", { params: { path: { job: id } } })),
   });
 }
 
@@ -115,13 +114,13 @@ export function useRanks(id: string) {
   return useQuery({
     queryKey: keys.ranks(id),
     queryFn: async () => {
-      const path = { job_id: id };
+      const path = { job: id };
       const items = [];
       let cursor: string | null = null;
       for (let page = 0; page < RANK_PAGES_MAX; page++) {
         const query: { limit: number; cursor?: string } = { limit: RANKS_PER_PAGE };
         if (cursor) query.cursor = cursor;
-        const part = unwrap(await api.GET("/v1/jobs/{job_id}/ranks", { params: { path, query } }));
+        const part = unwrap(await api.GET("/v1/jobs/{job}/ranks", { params: { path, query } }));
         items.push(...part.items);
         cursor = part.next_cursor;
         if (cursor === null) break;
@@ -135,9 +134,7 @@ export function useCommunicators(id: string) {
   return useQuery({
     queryKey: keys.communicators(id),
     queryFn: async () =>
-      unwrap(
-        await api.GET("/v1/jobs/{job_id}/communicators", { params: { path: { job_id: id } } }),
-      ),
+      unwrap(await api.GET("/v1/jobs/{job}/communicators", { params: { path: { job: id } } })),
   });
 }
 
