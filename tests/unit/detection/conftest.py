@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from paceline.analysis.detection import Decision, DecisionKind, DetectionPolicy, JobBlock
-from paceline.contracts.batch import PEER_ROW, PROCESS_ROW, ROUND_ROW, STATE_ROW, Batch, BatchFlag, BatchKind, RowKind
+from paceline.contracts.batch import (
+    PEER_ROW,
+    PROCESS_ROW,
+    ROUND_ROW,
+    STATE_ROW,
+    Batch,
+    BatchFlag,
+    BatchKind,
+    RowKind,
+)
 from paceline.contracts.codes import (
     ExitKind,
     Function,
@@ -173,9 +182,7 @@ class FakeJob:
         return [
             (comm, rank)
             for comm, rank in self.member
-            if rank in own
-            and comm % self.shards == shard
-            and self.process[rank].exit_kind is ExitKind.NONE
+            if rank in own and comm % self.shards == shard and self.process[rank].exit_kind is ExitKind.NONE
         ]
 
     def _state_rows(self, node: str, shard: int) -> np.ndarray:
