@@ -3,6 +3,7 @@
 import contextlib
 import json
 import secrets
+import shutil
 import signal
 import socket
 import struct
@@ -120,8 +121,7 @@ class LocalKafka:
         java = find_java()
         classpath = ":".join(map(str, ensure_jars(self._cache)))
         self._configure()
-        if not (self.home / "data" / "meta.properties").exists():
-            self._format(java, classpath)
+        self._make_data(java, classpath)
         self._child.start(
             [*self._java_command(java, classpath), "kafka.Kafka", str(self.home / "server.properties")],
             directory=self.home,
@@ -178,6 +178,25 @@ class LocalKafka:
         quiet = JVM_OPTIONS_24 if java.major >= 24 else ()
         logging = f"-Dlog4j2.configurationFile={self.home / 'log4j2.properties'}"
         return [str(java.path), *JVM_OPTIONS, *quiet, logging, "-cp", classpath]
+
+    def reset(self) -> None:
+        """Forget every topic and record; only while stopped."""
+        if self.is_running:
+            raise LabError("Kafka runs: stop it before its records are deleted")
+        shutil.rmtree(self.home / "data", ignore_errors=True)
+
+    def _make_data(self, java: JavaRuntime, classpath: str) -> None:
+        """Formatted storage; a copy of the empty one is kept, for formatting costs a JVM start."""
+        data, empty = self.home / "data", self.home / "empty"
+        if (data / "meta.properties").exists():
+            return
+        shutil.rmtree(data, ignore_errors=True)
+        if not (empty / "meta.properties").exists():
+            self._format(java, classpath)
+            shutil.rmtree(empty, ignore_errors=True)
+            shutil.copytree(data, empty)
+        else:
+            shutil.copytree(empty, data)
 
     def _format(self, java: JavaRuntime, classpath: str) -> None:
         cluster = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=").replace("-", "x")

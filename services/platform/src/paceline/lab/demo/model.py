@@ -60,9 +60,10 @@ class Block(nn.Module):
         self._group = group
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        inner = _Enter.apply(self.norm(value), self._group)
+        inner: torch.Tensor = _Enter.apply(self.norm(value), self._group)  # type: ignore[no-untyped-call]
         part = self.down(functional.gelu(self.up(inner)))
-        return value + _Leave.apply(part, self._group)
+        whole: torch.Tensor = _Leave.apply(part, self._group)  # type: ignore[no-untyped-call]
+        return value + whole
 
 
 class Stage(nn.Module):

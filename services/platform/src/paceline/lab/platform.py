@@ -1,0 +1,204 @@
+"""The whole platform on this machine: Kafka, PostgreSQL, topics, tables, services in one event loop.
+
+`launch` starts the two servers without waiting (on the main thread, see `processes.Child`), `prepare`
+waits for them and makes topics and tables, `build` gives the services. Servers that are named in the
+environment are used as they are.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from paceline.lab.kafka import LocalKafka
+from paceline.lab.postgres import URL_VARIABLE, LocalPostgres
+from paceline.lab.processes import LabError
+from paceline.runtime.app import App
+from paceline.runtime.clock import Clock, SystemClock
+from paceline.runtime.kafka import create_topics
+from paceline.runtime.settings import KafkaSettings, load_settings
+from paceline.store import migrate
+from paceline.store.engine import driver_dsn
+
+KAFKA_VARIABLE = "PACELINE_KAFKA_BOOTSTRAP"
+TOKEN_VARIABLE = "PACELINE_API_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)
+CONSOLE_VARIABLE = "PACELINE_API_CONSOLE_PATH"
+DATABASE = "paceline"
+SERVICES = ("detector", "localizer", "incidents", "notifier", "api")
+CONSOLE_FOLDER = Path("web") / "dist"
+
+
+def parse_only(text: str | None) -> tuple[str, ...]:
+    """Services named in `--only`; LabError for one that does not exist."""
+    if text is None:
+        return SERVICES
+    wanted = tuple(filter(None, (part.strip() for part in text.split(","))))
+    unknown = sorted(set(wanted) - set(SERVICES))
+    if unknown or not wanted:
+        raise LabError(f"--only {text!r}: expected some of {', '.join(SERVICES)}")
+    return tuple(name for name in SERVICES if name in wanted)
+
+
+class LocalPlatform:
+    """One platform below `home`."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        port: int | None = None,
+        only: Sequence[str] = SERVICES,
+        durable: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self.home = home
+        self.only = tuple(only)
+        self.is_new_token = False
+        self._port = port
+        self._clock = clock or SystemClock()
+        self.kafka = None if os.environ.get(KAFKA_VARIABLE) else LocalKafka(home)
+        self.postgres = None if os.environ.get(URL_VARIABLE) else LocalPostgres(home, durable=durable)
+        self._set: dict[str, str | None] = {}  # variables that we set, with their former values
+
+    def launch(self, *, fresh: bool = False) -> None:
+        """Start the servers without waiting. `fresh` forgets the records of our own Kafka first."""
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.kafka is not None:
+            if fresh:
+                self.kafka.reset()
+            self.kafka.launch()
+            self._export(KAFKA_VARIABLE, self.kafka.bootstrap)
+        if self.postgres is not None:
+            self.postgres.launch()
+            self._export(URL_VARIABLE, self.postgres.url(DATABASE))
+        self._export_api()
+
+    async def prepare(self, *, fresh: bool = False) -> None:
+        """Wait for the servers, then topics and tables. `fresh` empties our own database first."""
+        if self.kafka is not None:
+            await asyncio.to_thread(self.kafka.wait_ready)
+        if self.postgres is not None:
+            await asyncio.to_thread(self.postgres.wait_ready)
+            await _create_database(self.postgres.url(), fresh=fresh)
+        await asyncio.gather(create_topics(load_settings(KafkaSettings)), migrate(self.database_url))
+
+    @property
+    def database_url(self) -> str:
+        return os.environ[URL_VARIABLE]
+
+    @property
+    def bootstrap(self) -> str:
+        return os.environ[KAFKA_VARIABLE]
+
+    @property
+    def token(self) -> str:
+        """The first token of the API."""
+        return os.environ[TOKEN_VARIABLE]
+
+    def build(self) -> list[App]:
+        """The services of `only`, not started; they take their settings from the environment."""
+        return [app for name in self.only for app in BUILDERS[name](self._clock)]
+
+    def stop(self) -> None:
+        """Stop the servers and give the environment back. May be called twice."""
+        for server in (self.postgres, self.kafka):
+            if server is not None:
+                server.stop()
+        for name, former in self._set.items():
+            if former is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = former
+        self._set.clear()
+
+    def _export(self, name: str, value: str) -> None:
+        self._set.setdefault(name, os.environ.get(name))
+        os.environ[name] = value
+
+    def _export_api(self) -> None:
+        if self._port is not None:
+            self._export("PACELINE_API_PORT", str(self._port))
+        console = find_console()
+        if console is not None and CONSOLE_VARIABLE not in os.environ:
+            self._export(CONSOLE_VARIABLE, str(console))
+        if TOKEN_VARIABLE not in os.environ:
+            self._export(TOKEN_VARIABLE, self._read_token())
+
+    def _read_token(self) -> str:
+        path = self.home / "token"
+        if not path.exists():
+            self.is_new_token = True
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"plt_{secrets.token_urlsafe(32)}\n")
+        return path.read_text().strip()
+
+
+def find_console() -> Path | None:
+    """The built console of this checkout, if there is one."""
+    folders = (parent / CONSOLE_FOLDER for parent in Path(__file__).resolve().parents)
+    return next((folder for folder in folders if (folder / "index.html").is_file()), None)
+
+
+async def _create_database(url: str, *, fresh: bool) -> None:
+    """The platform's database on the server whose maintenance database is `url`."""
+    connection = await asyncpg.connect(driver_dsn(url))
+    try:
+        if fresh:
+            await connection.execute(f'DROP DATABASE IF EXISTS "{DATABASE}" WITH (FORCE)')
+        with contextlib.suppress(asyncpg.DuplicateDatabaseError):
+            await connection.execute(f'CREATE DATABASE "{DATABASE}"')
+    finally:
+        await connection.close()
+
+
+def redact(url: str) -> str:
+    """`url` without its password, for people."""
+    parts = urlsplit(url)
+    user = f"{parts.username}@" if parts.username else ""
+    port = f":{parts.port}" if parts.port else ""
+    return urlunsplit(parts._replace(netloc=f"{user}{parts.hostname or ''}{port}"))
+
+
+def _build_detector(clock: Clock) -> list[App]:
+    from paceline.detector import DetectorApp, DetectorSettings
+
+    return [DetectorApp(load_settings(DetectorSettings), clock)]
+
+
+def _build_localizer(clock: Clock) -> list[App]:
+    from paceline.localizer import LocalizerApp, LocalizerSettings
+
+    return [LocalizerApp(load_settings(LocalizerSettings), clock)]
+
+
+def _build_incidents(clock: Clock) -> list[App]:
+    from paceline.incidents import IncidentsApp, IncidentsSettings
+
+    return [IncidentsApp(load_settings(IncidentsSettings), clock)]
+
+
+def _build_notifier(clock: Clock) -> list[App]:
+    from paceline.notifier import NotifierApp, NotifierSettings
+
+    return [NotifierApp(load_settings(NotifierSettings), clock)]
+
+
+def _build_api(clock: Clock) -> list[App]:
+    from paceline.api import ApiApp, ApiSettings
+
+    return [ApiApp(load_settings(ApiSettings), clock)]
+
+
+BUILDERS: dict[str, Callable[[Clock], list[App]]] = {
+    "detector": _build_detector,
+    "localizer": _build_localizer,
+    "incidents": _build_incidents,
+    "notifier": _build_notifier,
+    "api": _build_api,
+}
