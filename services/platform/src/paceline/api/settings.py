@@ -6,14 +6,21 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from paceline.store.settings import StoreSettings
+
+DEFAULT_CONSOLE_URL = "http://127.0.0.1:8300"
 Positive = Annotated[float, Field(gt=0)]
 
 
 class ApiSettings(BaseSettings):
     """`console_path` is the built console (web/dist); without it only /v1 is served."""
 
-    model_config = SettingsConfigDict(env_prefix="PACELINE_API_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="PACELINE_API_", frozen=True, extra="ignore", populate_by_name=True
+    )
 
+    database: StoreSettings = Field(default_factory=StoreSettings)
+    console_url: str = Field(default=DEFAULT_CONSOLE_URL, validation_alias="PACELINE_CONSOLE_URL")
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8300
     console_path: Path | None = None
@@ -22,7 +29,6 @@ class ApiSettings(BaseSettings):
     body_bytes_max: Annotated[int, Field(ge=1024)] = 256 * 1024
     session_life_hours: Positive = 12.0
     session_cookie_secure: bool = False  # True behind TLS
-    idempotency_life_hours: Positive = 24.0
     connections_max: Annotated[int, Field(ge=8)] = 1000
     streams_max: Annotated[int, Field(ge=1)] = 200
     stream_keepalive_s: Positive = 15.0  # proxies close silent connections, many after 30 s

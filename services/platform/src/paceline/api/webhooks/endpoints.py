@@ -79,7 +79,7 @@ async def create_webhook_endpoint(
     """The answer is the only place where the signing secret is shown."""
     if idempotency.resource_id is not None:
         raise SecretShownOnce(
-            f"endpoint {idempotency.resource_id} was created by the first request; delete it and create another"
+            f"endpoint {idempotency.resource_id} was created by the first request; delete it, create another"
         )
     endpoint = await create_endpoint(session, services, caller, body)
     await idempotency.remember(endpoint.id)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Select, func, select, tuple_
+from sqlalchemy import Select, delete, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from paceline.contracts.events import IncidentStatus
@@ -119,6 +119,25 @@ class IncidentRepository:
             TimelineEntry.incident_id == incident_id, TimelineEntry.id == entry_id
         )
         return await self._session.scalar(query)
+
+    async def open_count(self) -> int:
+        query = select(func.count()).select_from(Incident).where(Incident.status.in_(OPEN_STATUSES))
+        return await self._session.scalar(query) or 0
+
+    async def delete_resolved_before(self, at: datetime, limit: int) -> int:
+        """Drop at most `limit` incidents that were resolved before `at`, with all that hangs on
+        them, and as many old verdicts that belong to none."""
+        rows = select(Incident.id).where(Incident.resolved_at < at).order_by(Incident.number).limit(limit)
+        gone = await self._session.execute(
+            delete(Incident).where(Incident.id.in_(rows)).returning(Incident.id)
+        )
+        loose = (
+            select(StoredVerdict.id)
+            .where(StoredVerdict.incident_id.is_(None), StoredVerdict.received_at < at)
+            .limit(limit)
+        )
+        await self._session.execute(delete(StoredVerdict).where(StoredVerdict.id.in_(loose)))
+        return len(gone.all())
 
     async def _one(self, query: Select[Incident], for_update: bool) -> Incident | None:
         if for_update:

@@ -42,6 +42,11 @@ class TokenRepository:
             query = query.with_for_update()
         return await self._session.scalar(query)
 
+    async def has(self, secret: str) -> bool:
+        """Whether this token was ever created, valid or not: a revoked one stays revoked."""
+        query = select(Token.id).where(Token.hash == hash_secret(secret))
+        return await self._session.scalar(query) is not None
+
     async def count(self) -> int:
         return await self._session.scalar(select(func.count()).select_from(Token)) or 0
 

@@ -1,0 +1,170 @@
+"""The service: two consumers and a cleaner."""
+
+from collections.abc import Sequence
+
+from paceline.contracts.events import EventType
+from paceline.contracts.registry import CommunicatorRecord, JobRecord, NodeRecord
+from paceline.contracts.schemas import ContractError
+from paceline.contracts.topics import JOBS, VERDICTS
+from paceline.contracts.verdicts import VerdictRecord
+from paceline.incidents.decide import Decision, Reason
+from paceline.incidents.registry import check_communicator, check_job, check_node, write_job, write_nodes
+from paceline.incidents.retention import clean
+from paceline.incidents.settings import IncidentsSettings
+from paceline.incidents.verdicts import VerdictContext, apply_verdict
+from paceline.runtime.app import BackgroundTasks, Readiness
+from paceline.runtime.clock import Clock, SystemClock
+from paceline.runtime.cloud_events import EventHeaders, decode_event, decode_headers
+from paceline.runtime.consumer import Consumer
+from paceline.runtime.handling import RetryPolicy, each_event
+from paceline.runtime.logging import get_logger
+from paceline.runtime.metrics import count, gauge, observe
+from paceline.runtime.options import ConsumerOptions
+from paceline.runtime.producer import Producer
+from paceline.runtime.record import BadRecord, Record
+from paceline.runtime.retry import is_transient as is_transient_kafka
+from paceline.runtime.telemetry import current_traceparent
+from paceline.store import is_transient
+from paceline.store.repositories.incidents import IncidentRepository
+from paceline.store.times import from_unix
+
+GROUP = "incidents"
+REGISTRY_GROUP = "incidents-registry"
+RegistryRecord = JobRecord | NodeRecord | CommunicatorRecord
+REGISTRY_TYPES: dict[str, type[JobRecord] | type[NodeRecord] | type[CommunicatorRecord]] = {
+    EventType.JOB_RECORD.value: JobRecord,
+    EventType.NODE_RECORD.value: NodeRecord,
+    EventType.COMMUNICATOR_RECORD.value: CommunicatorRecord,
+}
+log = get_logger(__name__)
+
+
+class IncidentsApp:
+    """Verdicts and registry in, incidents out. Ids are derived from the records, none is drawn."""
+
+    name = "incidents"
+
+    def __init__(self, settings: IncidentsSettings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._database = settings.database.open()
+        self._context = VerdictContext(
+            settings.policy(), settings.console_url, settings.evidence_per_incident_max
+        )
+        self._tasks = BackgroundTasks()
+        self._producer = Producer(settings.kafka, self.name, clock=self._clock)
+        options = ConsumerOptions(retry=RetryPolicy(transient=_is_transient))
+        self._verdicts = Consumer(
+            settings.kafka, [VERDICTS], GROUP, each_event(VerdictRecord, "verdict", self._handle_verdict),
+            producer=self._producer, options=options, clock=self._clock,
+        )  # fmt: skip
+        self._jobs = Consumer(
+            settings.kafka, [JOBS], REGISTRY_GROUP, self._handle_registry,
+            producer=self._producer, options=options, clock=self._clock,
+        )  # fmt: skip
+        self._consumers = (self._jobs, self._verdicts)
+
+    async def start(self) -> None:
+        """Begin in the background; never fails, never waits for Kafka or PostgreSQL."""
+        await self._producer.start()
+        for consumer in self._consumers:
+            await consumer.start()
+        self._tasks.spawn("incidents-cleaner", self._clean_for_ever())
+
+    async def stop(self) -> None:
+        """What is being handled is finished or comes again."""
+        for consumer in self._consumers:
+            await consumer.stop()
+        await self._tasks.cancel()
+        await self._producer.stop()
+        await self._database.stop()
+
+    async def crashed(self) -> BaseException:
+        return await self._tasks.crashed()
+
+    def readiness(self) -> Readiness:
+        for consumer in self._consumers:
+            readiness = consumer.readiness()
+            if not readiness.ready:
+                return readiness
+        return Readiness(True)
+
+    async def _handle_verdict(self, headers: EventHeaders, record: VerdictRecord) -> None:
+        now_unix_s = self._clock.unix_s()
+        traceparent = current_traceparent() or headers.traceparent
+        async with self._database.transaction() as session:
+            decision = await apply_verdict(session, record, from_unix(now_unix_s), traceparent, self._context)
+        self._note(decision, record, now_unix_s)
+
+    def _note(self, decision: Decision, record: VerdictRecord, now_unix_s: float) -> None:
+        verdict = record.verdict.verdict_class.value
+        if decision.reason is Reason.OPEN:
+            count("paceline.incidents.opened", verdict=verdict)
+            observe("paceline.detection.latency", max(0.0, now_unix_s - record.stalled_unix_s))
+        elif decision.reason in (Reason.RESOLVE, Reason.WITHDRAW):
+            count("paceline.incidents.resolved", verdict=verdict)
+        log.info(
+            "verdict_decided", decision=decision.reason.value, incident=decision.incident_id,
+            job=record.job, episode=record.episode, revision=record.revision, verdict=verdict,
+        )  # fmt: skip
+
+    async def _handle_registry(self, records: Sequence[Record]) -> Sequence[BadRecord]:
+        """Nodes and communicators of a batch in one transaction, each job in one of its own."""
+        bad: list[BadRecord] = []
+        rows: list[NodeRecord | CommunicatorRecord] = []
+        jobs: list[JobRecord] = []
+        for record in records:
+            if record.is_tombstone:
+                continue
+            try:
+                value = read_registry(record)
+            except ContractError as error:
+                bad.append(BadRecord(record, str(error)))
+                continue
+            if isinstance(value, JobRecord):
+                jobs.append(value)
+            else:
+                rows.append(value)
+        at = from_unix(self._clock.unix_s())
+        if rows:
+            async with self._database.transaction() as session:
+                await write_nodes(session, rows, at)
+        for job in jobs:
+            async with self._database.transaction() as session:
+                await write_job(session, job, at, self._settings.console_url)
+        return bad
+
+    async def _clean_for_ever(self) -> None:
+        while True:
+            try:
+                dropped = await clean(self._database, from_unix(self._clock.unix_s()), self._settings)
+                if dropped.total:
+                    log.info("rows_dropped", **vars(dropped))
+                async with self._database.transaction() as session:
+                    gauge("paceline.incidents.open", await IncidentRepository(session).open_count())
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+            await self._clock.sleep(self._settings.cleanup_interval_s)
+
+
+def read_registry(record: Record) -> RegistryRecord:
+    """A checked registry record; ContractError names what is wrong with it."""
+    kind = REGISTRY_TYPES.get(decode_headers(record.headers).type)
+    if kind is None:
+        raise ContractError(
+            f"header ce_type is {record.header('ce_type')[:80]!r}: "
+            f"expected one of {', '.join(REGISTRY_TYPES)}"
+        )
+    _, value = decode_event(kind, record.headers, record.value)
+    if isinstance(value, JobRecord):
+        return check_job(value)
+    if isinstance(value, NodeRecord):
+        check_node(value)
+    else:
+        check_communicator(value)
+    return value
+
+
+def _is_transient(error: BaseException) -> bool:
+    return is_transient(error) or is_transient_kafka(error)

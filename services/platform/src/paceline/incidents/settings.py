@@ -1,0 +1,44 @@
+"""`PACELINE_INCIDENTS_*`, `PACELINE_CONSOLE_URL`, Kafka and database."""
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from paceline.incidents.decide import IncidentPolicy
+from paceline.runtime.settings import Count, KafkaSettings, Seconds
+from paceline.store.settings import StoreSettings
+
+DEFAULT_CONSOLE_URL = "http://127.0.0.1:8300"
+
+
+class IncidentsSettings(BaseSettings):
+    """Thresholds of incidents, and what is kept for how long."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PACELINE_INCIDENTS_", frozen=True, extra="ignore", populate_by_name=True
+    )
+
+    kafka: KafkaSettings = Field(default_factory=KafkaSettings)
+    database: StoreSettings = Field(default_factory=StoreSettings)
+    console_url: str = Field(default=DEFAULT_CONSOLE_URL, validation_alias="PACELINE_CONSOLE_URL")
+    reopen_s_max: Seconds = 600.0
+    critical_ranks_min: Count = 8
+    revisions_max: Count = 200
+    evidence_per_incident_max: Count = 8
+    evidence_days_max: Count = 30
+    evidence_bytes_max: Count = 10 << 30
+    incident_days_max: Count = 365  # resolved ones
+    registry_days_max: Count = 30  # nodes and communicators of ended attempts
+    outbox_days_max: Count = 7
+    cleanup_interval_s: Seconds = 60.0
+    cleanup_rows_max: Count = 500  # of each kind in one round: a round never holds locks for long
+    relay_batch_max: Count = 100
+    relay_batch_s_max: Seconds = 10.0
+    relay_send_timeout_s: Seconds = 10.0
+    outbox_poll_s: Seconds = 1.0
+
+    def policy(self) -> IncidentPolicy:
+        return IncidentPolicy(
+            reopen_s_max=self.reopen_s_max,
+            revisions_max=self.revisions_max,
+            critical_ranks_min=self.critical_ranks_min,
+        )
