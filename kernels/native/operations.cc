@@ -109,6 +109,7 @@ void track(paceline_page_v1* page, Communicator* communicator, uint16_t index, c
   node.step = static_cast<uint32_t>(get(page->process().step));
   node.list = kNone;
   node.returned = false;
+  bool placed = true;
   for (uint8_t& place : node.kept) place = 0xff;
   if (entry.kind == PACELINE_OP_KIND_COLLECTIVE) {
     place_kept(communicator, entry.round, node.kept);
@@ -117,14 +118,16 @@ void track(paceline_page_v1* page, Communicator* communicator, uint16_t index, c
   } else {
     uint32_t direction = entry.function == PACELINE_FUNCTION_SEND ? kSend : kReceive;
     uint16_t row = find_peer_row(page, communicator, entry.peer);
-    if (row != kNone) {
+    placed = row != kNone;
+    if (placed) {
       post_pair(page, communicator, &node, row, direction);
       auto list = static_cast<uint16_t>(1 + 2 * row + direction);
       append_node(communicator, index, list);
       if (communicator->lists[list].head == index) show_pair_head(page, communicator, list);
     }
   }
-  record_entered(page, communicator, &node);
+  bool recorded = record_entered(page, communicator, &node);
+  if (!placed || !recorded) count_dropped(page, communicator);
 }
 
 // T = completed - max(entered, previous completion); a failed operation has no T.

@@ -137,7 +137,8 @@ void show_pair_head(paceline_page_v1* page, Communicator* communicator, uint16_t
 // The round ring (ring.cc). The same locks are held.
 void count_dropped(paceline_page_v1* page, Communicator* communicator);
 void place_kept(Communicator* communicator, uint64_t round, uint8_t (&places)[kKeptLevelCount]);
-void record_entered(paceline_page_v1* page, Communicator* communicator, Node* node);
+// False where the ring had no free entry.
+bool record_entered(paceline_page_v1* page, Communicator* communicator, Node* node);
 void record_completed(paceline_page_v1* page, Communicator* communicator, const Node& node,
                       const RoundTimes& times);
 

@@ -36,7 +36,7 @@ void place_kept(Communicator* communicator, uint64_t round, uint8_t (&places)[kK
   }
 }
 
-void record_entered(paceline_page_v1* page, Communicator* communicator, Node* node) {
+bool record_entered(paceline_page_v1* page, Communicator* communicator, Node* node) {
   bool wanted = get(page->requested().detail) != PACELINE_DETAIL_LEVEL_OFF;
   node->ring = wanted ? take_ring_entry(communicator) : kNone;
   if (node->ring != kNone) {
@@ -45,9 +45,8 @@ void record_entered(paceline_page_v1* page, Communicator* communicator, Node* no
     times.bytes = node->bytes;
     times.step = node->step;
     put_words(&page->times(communicator->slot)[node->ring], &times, sizeof times);
-  } else if (wanted) {
-    count_dropped(page, communicator);
   }
+  return node->ring != kNone || !wanted;
 }
 
 void record_completed(paceline_page_v1* page, Communicator* communicator, const Node& node,

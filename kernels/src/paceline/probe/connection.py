@@ -36,6 +36,8 @@ from paceline.probe.messages import READ_BYTES, MessageDecoder, send_with_fds
 PENDING_MAX = 1024  # messages that wait for the thread
 OPENED_MAX = 1024  # communicators that are sent again after a reconnect
 IO_TIMEOUT_S = 2.0
+LINGER_S = 0.3
+ANSWERS_MAX = 16  # reads while lingering
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -210,6 +212,7 @@ class AgentConnection:
             selector.register(self._wake_read, selectors.EVENT_READ)
             while True:
                 if self._send_pending(sock):
+                    _end_gently(sock)
                     return _Outcome.DONE
                 ready = {key.fileobj for key, _ in selector.select()}
                 if self._wake_read in ready:
@@ -224,8 +227,8 @@ class AgentConnection:
             return _Outcome.LOST
         for message in decoder.feed(data):
             if isinstance(message, Welcome):
+                self.connects += not self.connected  # each further hello is welcomed too
                 self.connected = True
-                self.connects += 1
                 self.last_error = ""
             elif isinstance(message, Refused):
                 self.last_error = f"agent at {self._path} refused: {message.reason}"
@@ -263,15 +266,26 @@ class AgentConnection:
         self._drop_sockets()
 
 
-def _check_peer(sock: socket.socket, path: str) -> None:
-    """OSError where a stranger listens below /tmp, where anybody could have made the folder first.
+def _end_gently(sock: socket.socket) -> None:
+    """Wait for the agent to hang up: to close with an answer unread is a reset, which loses the goodbye."""
+    sock.shutdown(socket.SHUT_WR)
+    sock.settimeout(LINGER_S)
+    for _ in range(ANSWERS_MAX):
+        if not sock.recv(READ_BYTES):
+            return
 
-    A declared path is its owner's business: the agent may run as a user of its own.
+
+def is_trusted_listener(path: str, listener_uid: int, own_uid: int) -> bool:
+    """Below /tmp anybody could have made the folder first: only root and this user are believed there.
+
+    Elsewhere the path was declared, and the agent may run as a user of its own.
     """
-    if not path.startswith(f"/tmp/paceline-{os.getuid()}/"):  # noqa: S108
-        return
+    return not path.startswith("/tmp/") or listener_uid in (0, own_uid)  # noqa: S108
+
+
+def _check_peer(sock: socket.socket, path: str) -> None:
     _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if uid not in (0, os.getuid()):
+    if not is_trusted_listener(path, uid, os.getuid()):
         raise PermissionError(f"its listener belongs to uid {uid}, expected {os.getuid()} or root")
 
 

@@ -101,16 +101,17 @@ class PageReader:
         if self.control is not None:
             self.control.close()
 
-    def read_process(self) -> tuple[Records, bool]:
-        """The process header, PROCESS_DTYPE of shape (), and whether it was torn."""
+    def read_process(self) -> tuple[np.void, bool]:
+        """The process header, one record of PROCESS_DTYPE, and whether it was torn."""
         data, consistent = self._mapping.copy(PROCESS.field("lock").offset, 0, PROCESS.size, 0, 0, TRIES_MAX)
-        process = np.frombuffer(bytearray(data), PROCESS_DTYPE)
-        _check("page magic", int(process["magic"][0]), PAGE_MAGIC)
-        _check("page version", int(process["version"][0]), LAYOUT_VERSION)
-        _check("page header_bytes", int(process["header_bytes"][0]), PROCESS.size)
-        _check("page page_bytes", int(process["page_bytes"][0]), PAGE_BYTES)
-        _clear_unknown(process, _PROCESS_CODES)
-        return process.reshape(()), not consistent
+        table = np.frombuffer(bytearray(data), PROCESS_DTYPE)
+        process: np.void = table[0]
+        _check("page magic", int(process["magic"]), PAGE_MAGIC)
+        _check("page version", int(process["version"]), LAYOUT_VERSION)
+        _check("page header_bytes", int(process["header_bytes"]), PROCESS.size)
+        _check("page page_bytes", int(process["page_bytes"]), PAGE_BYTES)
+        _clear_unknown(table, _PROCESS_CODES)
+        return process, not consistent
 
     def read(self, *, detail: bool = True) -> PageSnapshot:
         """All frames, with their detail blocks unless `detail` is false. Bounded in time.
@@ -173,7 +174,7 @@ def _clean_frame(frame: Records, slot: int, consistent: bool) -> Records:
         not row["completed"] <= row["enqueued"] <= row["started"] or row["head_round"] > row["round"]
     )
     if not consistent or contradicts:
-        frame["flags"] |= FrameFlag.PARTIAL
+        frame["flags"] |= np.uint32(FrameFlag.PARTIAL)
     if not ANY_SOURCE <= row["peer"] < row["nranks"]:
         frame["peer"] = -1
     return frame

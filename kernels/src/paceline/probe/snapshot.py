@@ -54,13 +54,13 @@ class FrameDetail:
 class PageSnapshot:
     """All that a page said at one time.
 
-    `process` has PROCESS_DTYPE and shape (); `frames` FRAME_DTYPE and shape (n,), one per communicator
+    `process` is one record of PROCESS_DTYPE; `frames` has FRAME_DTYPE and shape (n,), one per communicator
     in order of slot, closed ones included (FrameFlag.CLOSED); `details[i]` belongs to `frames[i]`.
     Codes outside their vocabulary read as 0. A frame copied while it was written, or whose counters
     contradict each other, carries FrameFlag.PARTIAL.
     """
 
-    process: Records
+    process: np.void
     frames: Records
     details: tuple[FrameDetail, ...]
     process_partial: bool
@@ -68,4 +68,4 @@ class PageSnapshot:
 
     def text(self, field: str) -> str:
         """A string of the process header: job, attempt, framework, phase_name, host_wait_name."""
-        return bytes(self.process[field]).decode("utf-8", "replace")
+        return bytes(self.process[field]).partition(b"\0")[0].decode("utf-8", "replace")
