@@ -116,5 +116,6 @@ def launch(world_size: int, main: Callable[[], None], logs: Path) -> int:
 if __name__ == "__main__":
     from paceline.lab.demo.train import WORLD_SIZE
     from paceline.lab.demo.train import main as train_main
+    from paceline.trainer import process as _  # loaded here once, started in each rank
 
     sys.exit(launch(WORLD_SIZE, train_main, Path(sys.argv[1])))
