@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.agent.app import AgentApp
 from paceline.agent.delivery import Event, Frame, PublishError
 from paceline.agent.settings import AgentSettings
-from paceline.contracts.batch import Batch, BatchFlag, decode_batch
+from paceline.contracts.batch import ROW_DTYPES, Batch, BatchFlag, RowKind, Rows, decode_batch
 from paceline.contracts.registry import HealthEvent, HealthKind, JobRecord
 from paceline.runtime.clock import SystemClock
 
@@ -41,6 +42,11 @@ class MemoryPublisher:
     def batches(self, job: str = "job") -> list[Batch]:
         frames = [r for r in self.records if isinstance(r, Frame) and r.key.startswith(f"{job}:")]
         return [decode_batch(frame.value) for frame in frames]
+
+    def newest(self, kind: RowKind) -> Rows:
+        """Rows of the newest batch, an empty table before the first."""
+        batches = self.batches()
+        return batches[-1].table(kind) if batches else np.zeros(0, ROW_DTYPES[kind])
 
     def values(self, kind: type) -> list[Any]:
         return [r.value for r in self.records if isinstance(r, Event) and isinstance(r.value, kind)]

@@ -24,6 +24,7 @@ READS_AT_ONCE_MAX = 64  # then other connections have their turn
 FDS_PER_MESSAGE_MAX = 2
 FDS_PENDING_MAX = 4
 HELLO_S_MAX = 10.0
+LINGER_S = 1.0
 PATH_BYTES_MAX = 107  # sun_path, unix(7)
 _UCRED = struct.Struct("iII")
 _RIGHTS_BYTES = socket.CMSG_SPACE(16 * array.array("i").itemsize)
@@ -51,6 +52,7 @@ class Connection:
         self._sock: socket.socket | None = sock
         self._handler = handler
         self._drops = drops
+        self._refused = False
         self._framer = Framer()
         self._fds: list[int] = []
         self._loop = asyncio.get_running_loop()
@@ -71,8 +73,21 @@ class Connection:
             self.close()
 
     def refuse(self, reason: str) -> None:
+        """Say why, then listen no more. The end comes with the peer's own, or after LINGER_S."""
+        if self._sock is None or self._refused:
+            return
+        self._refused = True
+        self._deadline.cancel()
+        close_fds(self._fds)
+        self._fds = []
         self.send(Refused(reason[:500]))
-        self.close()
+        if self._sock is not None:
+            # Closing with unread bytes would reset the connection, and the reason with it.
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass  # the peer has gone already
+            self._deadline = self._loop.call_later(LINGER_S, self.close)
 
     def read_all(self) -> None:
         """Take in what has arrived, in bounded portions."""
@@ -104,17 +119,20 @@ class Connection:
         if not data:
             self.close()
             return False
+        if self._refused:
+            close_fds(self._fds)
+            self._fds = []
+            return True
         try:
             if flags & socket.MSG_CTRUNC or len(self._fds) > FDS_PENDING_MAX:
                 raise MessageError(f"more than {FDS_PENDING_MAX} file descriptors, expected 2 with a hello")
             for body in self._framer.feed(data):
                 self._dispatch(body)
-                if self._sock is None:
-                    return False
+                if self._sock is None or self._refused:
+                    break
         except MessageError as error:
             self._drops["bad_message"] += 1
             self.refuse(str(error))
-            return False
         return True
 
     def _dispatch(self, body: bytes) -> None:

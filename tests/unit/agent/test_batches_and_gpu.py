@@ -1,0 +1,109 @@
+"""Batches by shard and chunk; the GPU reader without a driver and with a bad one."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from paceline.agent.batches import Sample, chunk_rows, encode_sample, merge_rows, split_shards
+from paceline.agent.gpu import GpuStatus, read_gpus
+from paceline.agent.registry import shards_for
+from paceline.contracts.batch import (
+    BATCH_BYTES_MAX,
+    FRAME_ROW,
+    PROCESS_ROW,
+    ROUND_ROW,
+    STATE_ROW,
+    BatchFlag,
+    RowKind,
+    decode_batch,
+)
+from paceline.contracts.dtypes import FRAME_DTYPE
+
+SAMPLE = Sample("job", "a1", "n1", 4, 10, 20, BatchFlag.SUSPECT)
+
+
+@pytest.fixture
+def rows():
+    state, rounds, frames = np.zeros(8, STATE_ROW), np.zeros(30_000, ROUND_ROW), np.zeros(8, FRAME_DTYPE)
+    state["comm"], rounds["comm"], frames["comm"] = np.arange(8), np.arange(30_000) % 8, np.arange(8)
+    rounds["round"] = np.arange(30_000)
+    return {
+        RowKind.STATE: state,
+        RowKind.ROUND: rounds,
+        RowKind.PROCESS: np.zeros(2, PROCESS_ROW),
+        RowKind.FRAME: frames.view(FRAME_ROW),
+    }
+
+
+def test_rows_meet_in_the_shard_of_their_communicator(rows):
+    parts = split_shards(rows, 4)
+    for shard, part in enumerate(parts):
+        assert len(part[RowKind.PROCESS]) == 2  # every shard needs the processes
+        assert part[RowKind.STATE]["comm"].tolist() == [shard, shard + 4]
+        assert part[RowKind.FRAME].view(FRAME_DTYPE)["comm"].tolist() == [shard, shard + 4]
+
+
+def test_chunks_are_bounded_and_lose_nothing(rows):
+    chunks = chunk_rows(rows, 100_000)
+    assert all(sum(t.nbytes for t in chunk.values()) <= 100_000 for chunk in chunks)
+    assert RowKind.PROCESS in chunks[0]
+    merged = merge_rows(chunks)
+    assert {kind: len(table) for kind, table in merged.items()} == {k: len(t) for k, t in rows.items()}
+    assert (merged[RowKind.ROUND]["round"] == rows[RowKind.ROUND]["round"]).all()
+
+
+def test_encoded_sample_decodes_in_every_shard_and_chunk(rows):
+    rows[RowKind.ROUND] = np.concatenate([rows[RowKind.ROUND]] * 2)
+    found = [
+        (shard, decode_batch(data)) for shard, data in encode_sample(SAMPLE, rows, {0: 5, 1: 6, 2: 7, 3: 8})
+    ]
+    assert all(batch.seq == 5 + shard == 5 + batch.shard for shard, batch in found)
+    assert {(b.shard, b.chunk) for _, b in found} == {
+        (s, c) for s in range(4) for c in range(found[0][1].chunks)
+    }
+    assert sum(len(b.table(RowKind.ROUND)) for _, b in found) == 60_000
+    assert found[0][1].chunks > 1
+    assert (
+        max(len(data) for _, data in encode_sample(SAMPLE, rows, dict.fromkeys(range(4), 1)))
+        <= BATCH_BYTES_MAX
+    )
+
+
+@pytest.mark.parametrize(("ranks", "shards"), [(1, 1), (512, 1), (513, 2), (4096, 8), (1_000_000, 64)])
+def test_shards_follow_from_the_size_alone(ranks: int, shards: int):
+    assert shards_for(ranks) == shards
+
+
+async def read(script: str, timeout_s: float = 20.0):
+    return await read_gpus(timeout_s, (sys.executable, "-c", script))
+
+
+async def test_no_driver_is_a_normal_case():
+    report = await read_gpus(30)
+    assert report.status in (GpuStatus.NO_DRIVER, GpuStatus.OK)
+
+
+async def test_gpus_are_read():
+    gpu = {"index": 0, "uuid": "GPU-1", "name": "H200", "memory_bytes": 1, "temperature_c": 40,
+           "utilization_percent": None}  # fmt: skip
+    report = await read(
+        f"print('''{json.dumps({'status': 'ok', 'gpus': [gpu], 'driver': '1', 'detail': ''})}''')"
+    )
+    assert (report.status, report.gpus[0].name) == (GpuStatus.OK, "H200")
+
+
+async def test_driver_that_hangs_costs_only_its_reader():
+    report = await read("import time; time.sleep(60)", timeout_s=0.3)
+    assert report.status is GpuStatus.TIMEOUT
+    assert "0.3 s" in report.detail
+
+
+@pytest.mark.parametrize("script", ["", "print('x')", "print('{}')", "print('[]')", "import os; os.abort()"])
+async def test_reader_that_breaks(script: str):
+    assert (await read(script)).status is GpuStatus.ERROR
+
+
+async def test_reader_that_cannot_start():
+    assert (await read_gpus(1, ("/nonexistent",))).status is GpuStatus.ERROR
