@@ -1,0 +1,96 @@
+"""What one judgement sees of one job attempt, as flat arrays.
+
+Members of all communicators stand in one table, communicator after communicator, each in
+communicator order (`offsets` as in a CSR matrix), so that a rule is a few numpy calls whatever the
+number of communicators. Ranks are global and index the per-rank arrays directly.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.contracts.batch import Rows
+from paceline.contracts.ids import format_communicator
+from paceline.contracts.registry import HealthEvent
+
+RANKS_MAX = 1 << 20
+MEMBERS_MAX = 1 << 23
+COMMUNICATORS_MAX = 1 << 20
+HEALTH_MAX = 4096
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class JobEvidence:
+    """Inputs of `judge`. K communicators, M members in all, W ranks.
+
+    A member with `seen` False is unknown: no report, which is not the same as not entered.
+    """
+
+    job: str
+    attempt: str
+    job_name: str
+    job_state: str  # registry.JobState value, empty where unknown
+    world_size: int  # W
+    nodes: tuple[str, ...]
+    node_of: Ints  # W, index into nodes, -1 unknown
+    local_rank: Ints  # W, -1 unknown
+    gpu: Ints  # W, -1 unknown
+    coordinates: dict[str, Ints]  # axis -> W, -1 unknown
+    comm_ids: npt.NDArray[np.uint64]  # K, ascending
+    comm_names: tuple[str, ...]
+    comm_kinds: tuple[str, ...]
+    comm_backends: tuple[str, ...]
+    inferred: Mask  # K: no registry record, membership is what was seen and may be incomplete
+    offsets: Ints  # K + 1
+    member_rank: Ints  # M
+    state: Rows  # M rows of STATE_ROW, zeros where not seen
+    seen: Mask  # M
+    processes: Rows  # W rows of PROCESS_ROW, zeros where not seen
+    process_seen: Mask  # W
+    peers: Rows
+    rounds: Rows
+    edges: Rows
+    baselines: Rows
+    health: tuple[HealthEvent, ...]  # in order of arrival
+    ignored_rows: int = 0  # rows that contradict the registry or a bound
+
+    @property
+    def communicators(self) -> int:
+        return len(self.comm_ids)
+
+    @cached_property
+    def comm_of(self) -> Ints:
+        """M: index of the communicator of each member."""
+        return np.repeat(np.arange(self.communicators, dtype=np.int64), np.diff(self.offsets))
+
+    def members(self, comm: int) -> Ints:
+        """Global ranks of communicator index `comm`, in communicator order."""
+        return self.member_rank[self.offsets[comm] : self.offsets[comm + 1]]
+
+    def comm_name(self, comm: int) -> str:
+        return self.comm_names[comm] or format_communicator(int(self.comm_ids[comm]))
+
+    def index_of(self, comm_ids: npt.NDArray[np.uint64]) -> Ints:
+        """Indices of communicator ids, -1 where unknown."""
+        return find_sorted(self.comm_ids, comm_ids)
+
+    def node(self, rank: int) -> str | None:
+        index = int(self.node_of[rank]) if 0 <= rank < self.world_size else -1
+        return self.nodes[index] if index >= 0 else None
+
+    def gpu_index(self, rank: int) -> int | None:
+        gpu = int(self.gpu[rank]) if 0 <= rank < self.world_size else -1
+        return gpu if gpu >= 0 else None
+
+
+def find_sorted(keys: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]) -> Ints:
+    """Positions of `wanted` in the ascending `keys`, -1 where absent."""
+    if len(keys) == 0:
+        return np.full(len(wanted), -1, np.int64)
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[at] == wanted, at, -1).astype(np.int64)

@@ -1,0 +1,222 @@
+"""The evidence, read once: which operations stand still and what each of them waits for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from paceline.analysis.evidence import Ints, JobEvidence, Mask
+from paceline.analysis.policy import JudgePolicy
+from paceline.analysis.processes import Processes, read_processes
+from paceline.analysis.waits import Links, WaitGraph, build_graph, complete_pages
+from paceline.contracts.codes import HostWait
+
+_ANYBODY = (HostWait.STORE, HostWait.BARRIER, HostWait.BOOTSTRAP)
+
+
+@dataclass(frozen=True, eq=False)
+class Situation:
+    """Everything the stages of the judgement share; all derived from `evidence`."""
+
+    evidence: JobEvidence
+    policy: JudgePolicy
+    processes: Processes
+    graph: WaitGraph
+
+    @cached_property
+    def stalled(self) -> Mask:
+        """Operations whose oldest holder has waited long enough."""
+        old = self.graph.age_ms >= self.policy.stall_age_s * 1000
+        return np.logical_and(old, self.graph.hold_count > 0)
+
+    @cached_property
+    def unrecorded(self) -> Mask:
+        """Operations that all others have left, held only by ranks whose Python cannot run.
+
+        Such a rank cannot record its completions: it is not inside, whatever its page says.
+        """
+        graph = self.graph
+        held_by_gil = np.bincount(graph.holds.op, self.processes.gil[graph.holds.rank], graph.ops)
+        passed = np.zeros(graph.ops, np.int64)
+        comms = self.evidence.communicators
+        passed[:comms] = np.bincount(
+            self.evidence.comm_of[graph.collectives.passed], minlength=max(comms, 0)
+        )[:comms]
+        mask: Mask = (held_by_gil == graph.hold_count) & (graph.hold_count > 0)
+        return _flags(mask & (graph.lack_count == 0) & (passed > 0))
+
+    @cached_property
+    def strong_holds(self) -> Links:
+        """Holds that really keep a rank from going on."""
+        graph = self.graph
+        return graph.holds.where(~graph.weak[graph.holds.op] & ~self.unrecorded[graph.holds.op])
+
+    @cached_property
+    def busy(self) -> Mask:
+        """Ranks held by some operation, however young."""
+        return self._ranks(self.strong_holds.rank)
+
+    @cached_property
+    def sending(self) -> Mask:
+        """Ranks held by an open send only."""
+        holds = self.graph.holds.rank[self.graph.weak[self.graph.holds.op]]
+        return self._ranks(holds) & ~self.busy
+
+    @cached_property
+    def observed(self) -> Mask:
+        """Ranks of which every registered frame was reported, none of them with a hidden wait."""
+        evidence = self.evidence
+        seen = evidence.seen & ~self.processes.lost[evidence.member_rank]
+        missing = self._ranks(evidence.member_rank[~seen])
+        whole = complete_pages(evidence, seen, self.processes.lost)
+        stale = self._ranks(evidence.member_rank[self.graph.collectives.stale])
+        return (~missing | whole) & ~stale & ~self.hidden
+
+    @cached_property
+    def hidden(self) -> Mask:
+        """Ranks with something open that no row explains."""
+        evidence, pairs = self.evidence, self.graph.pairs
+        state = evidence.state
+        suspicious = evidence.seen & (state["open_ops"] > 0) & (state["head_round"] == 0)
+        if not suspicious.any():
+            return np.zeros(evidence.world_size, np.bool_)
+        explained = np.unique(pairs.comm * evidence.world_size + pairs.rank)
+        keys = evidence.comm_of * evidence.world_size + evidence.member_rank
+        return self._ranks(evidence.member_rank[suspicious & ~np.isin(keys, explained)])
+
+    @cached_property
+    def hosted(self) -> Mask:
+        """Ranks in a store, barrier or bootstrap wait that may be for anybody."""
+        rows = self.evidence.processes
+        mask: Mask = self.evidence.process_seen & np.isin(rows["host_wait"], _ANYBODY)
+        return _flags(mask & (rows["host_wait_rank"] < 0))
+
+    @cached_property
+    def stalled_lacks(self) -> Links:
+        return self.graph.lacks.where(self.stalled[self.graph.lacks.op])
+
+    @cached_property
+    def idle_lacks(self) -> Links:
+        """Lacks of stalled operations by ranks with nothing outstanding: observed, not absent."""
+        lacks, processes = self.stalled_lacks, self.processes
+        idle = ~self.busy & ~self.sending & self.observed
+        idle &= ~processes.dead & ~processes.ended & ~processes.frozen & ~processes.lost
+        return lacks.where(idle[lacks.rank])
+
+    @cached_property
+    def edges(self) -> "Edges":
+        """Wait-for edges between operations."""
+        by_lack = _join(self.graph.lacks, self.strong_holds)
+        by_order = self._order_edges()
+        return Edges(
+            np.concatenate([by_lack.source, by_order.source]),
+            np.concatenate([by_lack.target, by_order.target]),
+            np.concatenate([by_lack.rank, by_order.rank]),
+        )
+
+    @cached_property
+    def satisfied(self) -> Mask:
+        """Stalled operations that everybody has entered and that wait behind no other one."""
+        graph = self.graph
+        mask = self.stalled & (graph.lack_count == 0) & (graph.blind_count == 0)
+        mask &= ~graph.opaque & ~self.unrecorded
+        comms = self.evidence.communicators
+        mask[:comms] &= ~self.evidence.inferred
+        mask[graph.host_base :] = False
+        mask[self.edges.source] = False
+        return _flags(mask)
+
+    @cached_property
+    def unanswered(self) -> Mask:
+        """Stalled operations that wait for nobody we can see, and for somebody we cannot."""
+        graph = self.graph
+        unclear = graph.blind_count > 0
+        unclear |= graph.opaque
+        unclear[: self.evidence.communicators] |= self.evidence.inferred & (
+            graph.lack_count[: self.evidence.communicators] == 0
+        )
+        return _flags(self.stalled & unclear & (graph.lack_count == 0))
+
+    def holders(self, op: int) -> Ints:
+        """Ranks inside operation `op`, ascending."""
+        return np.unique(self.graph.holds.rank[self.graph.holds.op == op])
+
+    def lacking(self, op: int) -> Ints:
+        """Observed ranks that have not entered `op`, ascending."""
+        return np.unique(self.graph.lacks.rank[self.graph.lacks.op == op])
+
+    def blind(self, op: int) -> Ints:
+        """Ranks of `op` that nobody reported, ascending."""
+        return np.unique(self.graph.blind.rank[self.graph.blind.op == op])
+
+    def oldest(self, ops: Ints) -> int:
+        """The operation of `ops` that has waited longest; ties go to the lower index."""
+        return int(ops[np.argmax(self.graph.age_ms[ops])])
+
+    def comm_of_op(self, op: int) -> int:
+        """Index of the communicator of an operation, -1 for host waits."""
+        if op < self.graph.pair_base:
+            return op
+        if op < self.graph.host_base:
+            return int(self.graph.pairs.comm[op - self.graph.pair_base])
+        return -1
+
+    def _ranks(self, ranks: Ints) -> Mask:
+        mask = np.zeros(self.evidence.world_size, np.bool_)
+        mask[ranks] = True
+        return mask
+
+    def _order_edges(self) -> "Edges":
+        """From an operation to an earlier one that one of its holders is still inside.
+
+        Only where streams run in order; gloo runs the operations of different groups side by side.
+        """
+        graph, gloo = self.graph, np.array([name == "gloo" for name in self.evidence.comm_backends], np.bool_)
+        ordered = np.ones(graph.ops, np.bool_)
+        ordered[: self.evidence.communicators] = ~gloo
+        ordered[graph.pair_base : graph.host_base] = ~gloo[graph.pairs.comm] if len(gloo) else True
+        ordered[graph.host_base :] = False
+        usable = ordered[graph.holds.op] & (graph.holds.issue > 0) & ~self.unrecorded[graph.holds.op]
+        holds = graph.holds.where(usable)
+        first = np.full(self.evidence.world_size, np.iinfo(np.uint64).max, np.uint64)
+        np.minimum.at(first, holds.rank, holds.issue)
+        head = np.full(self.evidence.world_size, -1, np.int64)
+        is_first = holds.issue == first[holds.rank]
+        head[holds.rank[is_first]] = holds.op[is_first]
+        held = Links.join([holds, graph.mirrored.where(ordered[graph.mirrored.op])])
+        later = (held.issue > first[held.rank]) & (graph.lack_count[held.op] == 0)
+        return Edges(held.op[later], head[held.rank[later]], held.rank[later])
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """`source` waits for `target` because of `rank`, which the one needs and the other holds."""
+
+    source: Ints
+    target: Ints
+    rank: Ints
+
+
+def read_situation(evidence: JobEvidence, policy: JudgePolicy) -> Situation:
+    """The situation of one job attempt; O(members log members)."""
+    processes = read_processes(evidence, policy)
+    return Situation(evidence, policy, processes, build_graph(evidence, processes))
+
+
+def _flags(values: object) -> Mask:
+    return np.asarray(values, np.bool_)
+
+
+def _join(lacks: Links, holds: Links) -> Edges:
+    """Edges from the operation that lacks a rank to the one that holds it, over all ranks."""
+    order = np.argsort(holds.rank, kind="stable")
+    ranks = holds.rank[order]
+    low = np.searchsorted(ranks, lacks.rank, "left")
+    high = np.searchsorted(ranks, lacks.rank, "right")
+    count = high - low
+    source = np.repeat(lacks.op, count)
+    within = np.arange(len(source)) - np.repeat(np.cumsum(count) - count, count)
+    target = holds.op[order][np.repeat(low, count) + within]
+    different = source != target
+    rank = np.repeat(lacks.rank, count)
+    return Edges(source[different], target[different], rank[different])

@@ -1,0 +1,121 @@
+"""What remains: bootstrap, and evidence that does not decide."""
+
+import numpy as np
+
+from paceline.analysis.findings import (
+    NO_ACTION,
+    Finding,
+    name_ranks,
+    note,
+    nothing,
+    phrase,
+    rank_roots,
+)
+from paceline.analysis.situation import Situation
+from paceline.contracts.codes import HostWait
+from paceline.contracts.verdicts import Action, ActionKind, Owner, Role, SubReason, VerdictClass
+
+_BOOTSTRAP = (HostWait.BOOTSTRAP, HostWait.STORE)
+
+
+def bootstrap(situation: Situation) -> Finding | None:
+    """Nobody has entered a collective yet and ranks have waited long in rendezvous."""
+    evidence = situation.evidence
+    rows = evidence.processes
+    waiting = evidence.process_seen & np.isin(rows["host_wait"], _BOOTSTRAP)
+    if not waiting.any() or bool((evidence.state["entered"] > 0).any()):
+        return None
+    age_ms = int(rows["host_wait_age_ms"][waiting].max())
+    if age_ms < situation.policy.init_age_s * 1000:
+        return None
+    absent = np.flatnonzero(~waiting)
+    if len(absent) == 0:
+        return Finding(
+            "bootstrap_all",
+            VerdictClass.INIT,
+            f"all {evidence.world_size} ranks wait in bootstrap",
+            SubReason.BOOTSTRAP,
+            owner=Owner.FRAMEWORK,
+            action=Action(ActionKind.COLLECT, "all ranks", "check the store address and the network"),
+            confidence=0.6,
+            waiting=tuple(int(rank) for rank in np.flatnonzero(waiting)),
+        )
+    return Finding(
+        "bootstrap_missing",
+        VerdictClass.INIT,
+        f"{name_ranks(absent)} never reached bootstrap",
+        SubReason.BOOTSTRAP,
+        rank_roots(evidence, absent, situation.policy.roots_max),
+        owner=Owner.HOST,
+        action=Action(ActionKind.COLLECT, name_ranks(absent), "see whether the process started"),
+        confidence=0.8,
+        evidence=(note("bootstrap", f"{int(waiting.sum())} ranks wait", host_wait_age_ms=age_ms),),
+        waiting=tuple(int(rank) for rank in np.flatnonzero(waiting)),
+    )
+
+
+def nothing_stalled(situation: Situation) -> Finding | None:
+    """No operation has waited long enough."""
+    if situation.stalled.any():
+        return None
+    return nothing("nothing_stalled", "no operation has waited long enough to be judged")
+
+
+def inconclusive(situation: Situation) -> Finding:
+    """Something stands still and what was seen does not say why; says what would decide."""
+    evidence = situation.evidence
+    stalled = np.flatnonzero(situation.stalled)
+    unanswered = np.flatnonzero(situation.unanswered)
+    op = situation.oldest(unanswered if len(unanswered) else stalled)
+    silent = _silent(situation, unanswered)
+    would = _would_decide(situation, silent)
+    candidates = silent if 0 < len(silent) <= situation.policy.roots_max else np.zeros(0, np.int64)
+    who = f"; nothing is known of {name_ranks(silent)}" if len(silent) else ""
+    return Finding(
+        "missing_evidence" if len(silent) else "undecided",
+        VerdictClass.INCONCLUSIVE,
+        f"{phrase(situation, op)} stands still{who}",
+        SubReason.MISSING_EVIDENCE,
+        rank_roots(evidence, candidates, situation.policy.roots_max, Role.UNKNOWN),
+        op,
+        Owner.UNKNOWN,
+        NO_ACTION if len(silent) == 0 else Action(ActionKind.COLLECT, name_ranks(silent), would),
+        0.3,
+        (
+            note(
+                "coverage",
+                f"{len(unanswered)} of {len(stalled)} stalled operations wait for ranks without a report",
+                unanswered=len(unanswered),
+                stalled=len(stalled),
+                silent=len(silent),
+            ),
+        ),
+        would_decide=would,
+        settle_s=3.0,
+    )
+
+
+def _silent(
+    situation: Situation, unanswered: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Unreported ranks that the unanswered operations wait for; the smallest set that all share."""
+    common: set[int] | None = None
+    union: set[int] = set()
+    for op in unanswered:
+        ranks = {int(rank) for rank in situation.blind(int(op))}
+        if ranks:
+            union |= ranks
+            common = ranks if common is None else common & ranks
+    doubtful = situation.stalled_lacks.rank[~situation.observed[situation.stalled_lacks.rank]]
+    if not union:
+        union = {int(rank) for rank in doubtful}
+    return np.array(sorted(common or union), np.int64)
+
+
+def _would_decide(situation: Situation, silent: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
+    if len(silent):
+        nodes = sorted({situation.evidence.node(int(rank)) or "an unknown node" for rank in silent})
+        return f"a sample of {name_ranks(silent)} ({', '.join(nodes[:4])})"
+    if situation.graph.opaque[situation.stalled].any():
+        return "the sender that a receive from any source waits for"
+    return "another sample of the ranks that still move, or stacks of the waiting ones"

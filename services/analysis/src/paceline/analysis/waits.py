@@ -1,0 +1,308 @@
+"""Who waits for whom: every open operation of the job as one node of a wait-for graph.
+
+An operation is a collective round, one direction of a point-to-point pair, or a host wait with a
+known target. It `holds` the ranks inside it and `lacks` ranks that were observed and have not
+entered it; members that nobody reported make it `blind`. An operation waits on another one
+
+- where a rank it lacks is held by the other one, or
+- where it lacks nobody and a rank inside it entered the other one earlier: streams run in order,
+  so the later operation may not have started (issue order is process-wide).
+
+Only the smallest unfinished round of a communicator counts; later rounds wait behind it.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.analysis.evidence import Ints, JobEvidence, Mask
+from paceline.analysis.processes import Processes
+from paceline.contracts.codes import FrameFlag, Function, HostWait
+
+_NEVER = np.iinfo(np.uint64).max
+# Nobody leaves such a round before everybody has entered it.
+SYNCHRONISING = (
+    Function.ALL_REDUCE,
+    Function.ALL_GATHER,
+    Function.REDUCE_SCATTER,
+    Function.ALL_TO_ALL,
+    Function.BARRIER,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Pairs (operation, rank) as two parallel arrays, with what the rank says about it."""
+
+    op: Ints
+    rank: Ints
+    issue: npt.NDArray[np.uint64]
+    age_ms: Ints
+
+    @staticmethod
+    def join(parts: list["Links"]) -> "Links":
+        return Links(
+            np.concatenate([part.op for part in parts]),
+            np.concatenate([part.rank for part in parts]),
+            np.concatenate([part.issue for part in parts]),
+            np.concatenate([part.age_ms for part in parts]),
+        )
+
+    def where(self, mask: Mask) -> "Links":
+        return Links(self.op[mask], self.rank[mask], self.issue[mask], self.age_ms[mask])
+
+
+@dataclass(frozen=True, eq=False)
+class Collectives:
+    """Masks over members (M) at the smallest unfinished round of each communicator (K)."""
+
+    round: npt.NDArray[np.uint64]  # K, 0 = nothing open
+    inside: Mask
+    lacking: Mask  # observed, has not entered
+    passed: Mask  # observed, has left the round
+    blind: Mask  # no report
+    stale: Mask  # a report that contradicts the others: they left a round it never entered
+
+
+@dataclass(frozen=True, eq=False)
+class PairWaits:
+    """Open point-to-point operations, one entry each."""
+
+    comm: Ints
+    rank: Ints
+    peer: Ints  # global, -1 any source
+    sends: Mask
+    sequence: npt.NDArray[np.uint64]
+    posted: Mask  # the peer has posted its side
+    known: Mask  # the peer was observed
+    issue: npt.NDArray[np.uint64]
+    age_ms: Ints
+    peer_issue: npt.NDArray[np.uint64]  # of the peer's side where that is open, else 0
+
+
+@dataclass(frozen=True, eq=False)
+class WaitGraph:
+    """Operations 0..K-1 are the communicators, then pair waits, then host waits."""
+
+    collectives: Collectives
+    pairs: PairWaits
+    pair_base: int
+    host_base: int
+    ops: int
+    holds: Links
+    lacks: Links
+    blind: Links
+    mirrored: Links  # the far ends of pairs that both sides have posted, for the order of issue
+    weak: Mask  # ops: sends, which a rank may leave open while it does other things
+    opaque: Mask  # ops: receives from any source, which may wait for anybody
+    age_ms: Ints  # ops: oldest holder
+    host_ranks: Ints  # ranks of the host waits with a known target
+
+    @cached_property
+    def lack_count(self) -> Ints:
+        return np.bincount(self.lacks.op, minlength=self.ops)
+
+    @cached_property
+    def blind_count(self) -> Ints:
+        return np.bincount(self.blind.op, minlength=self.ops)
+
+    @cached_property
+    def hold_count(self) -> Ints:
+        return np.bincount(self.holds.op, minlength=self.ops)
+
+
+def build_graph(evidence: JobEvidence, processes: Processes) -> WaitGraph:
+    """The wait-for graph of all communicators, pairs and host waits of the job."""
+    world, comms = evidence.world_size, evidence.communicators
+    collectives = _collectives(evidence, processes)
+    rank, comm_of = evidence.member_rank, evidence.comm_of
+    state = evidence.state
+    inside = Links(
+        comm_of[collectives.inside],
+        rank[collectives.inside],
+        state["head_issue"][collectives.inside],
+        state["head_age_ms"][collectives.inside].astype(np.int64),
+    )
+    pairs = _pair_waits(evidence, processes)
+    count = len(pairs.rank)
+    pair_ops = comms + np.arange(count, dtype=np.int64)
+    in_pairs = Links(pair_ops, pairs.rank, pairs.issue, pairs.age_ms)
+    pair_lacks = pairs.known & ~pairs.posted
+    host = _host_waits(evidence, processes)
+    host_base = comms + count
+    host_ops = host_base + np.arange(len(host), dtype=np.int64)
+    rows = evidence.processes[host]
+    in_hosts = Links(host_ops, host, rows["issued"] + np.uint64(1), rows["host_wait_age_ms"].astype(np.int64))
+    ops = host_base + len(host)
+    holds = Links.join([inside, in_pairs, in_hosts])
+    age = np.zeros(ops, np.int64)
+    np.maximum.at(age, holds.op, holds.age_ms)
+    both = pairs.peer_issue > 0
+    weak = np.zeros(ops, np.bool_)
+    weak[pair_ops] = pairs.sends
+    opaque = np.zeros(ops, np.bool_)
+    opaque[pair_ops] = pairs.peer < 0
+    lacking = _links(comm_of[collectives.lacking], rank[collectives.lacking])
+    blind_pairs = ~pairs.known & (pairs.peer >= 0)
+    return WaitGraph(
+        collectives=collectives,
+        pairs=pairs,
+        pair_base=comms,
+        host_base=host_base,
+        ops=ops,
+        holds=holds,
+        lacks=Links.join(
+            [
+                lacking,
+                _links(pair_ops[pair_lacks], pairs.peer[pair_lacks]),
+                _links(host_ops, np.clip(rows["host_wait_rank"].astype(np.int64), 0, max(world - 1, 0))),
+            ]
+        ),
+        blind=Links.join(
+            [
+                _links(comm_of[collectives.blind], rank[collectives.blind]),
+                _links(pair_ops[blind_pairs], pairs.peer[blind_pairs]),
+            ]
+        ),
+        mirrored=Links(pair_ops[both], pairs.peer[both], pairs.peer_issue[both], pairs.age_ms[both]),
+        weak=weak,
+        opaque=opaque,
+        age_ms=age,
+        host_ranks=host,
+    )
+
+
+def _links(op: Ints, rank: Ints) -> Links:
+    return Links(op, rank, np.zeros(len(op), np.uint64), np.zeros(len(op), np.int64))
+
+
+def _per_communicator(
+    evidence: JobEvidence, values: npt.NDArray[np.uint64], how: np.ufunc
+) -> npt.NDArray[np.uint64]:
+    """`how` over the members of each communicator; the builder leaves none without members."""
+    if evidence.communicators == 0:
+        return np.zeros(0, np.uint64)
+    reduced: npt.NDArray[np.uint64] = how.reduceat(values, evidence.offsets[:-1])
+    return reduced
+
+
+def _collectives(evidence: JobEvidence, processes: Processes) -> Collectives:
+    state, comm_of = evidence.state, evidence.comm_of
+    seen = evidence.seen & ~processes.lost[evidence.member_rank]
+    closed = (state["flags"] & FrameFlag.CLOSED) != 0
+    head = np.where(seen & ~closed, state["head_round"], 0)
+    first = _per_communicator(evidence, np.where(head > 0, head, _NEVER), np.minimum)
+    first = np.where(first == _NEVER, 0, first).astype(np.uint64)
+    here = first[comm_of]
+    is_open = here > 0
+    inside = is_open & (head == here)
+    complete = complete_pages(evidence, seen, processes.lost)
+    known = seen | complete[evidence.member_rank]  # a whole page without this frame: never entered
+    lacking = is_open & known & ~inside & (state["entered"] < here)
+    completed = np.where(seen, state["completed"], 0)
+    most = _per_communicator(evidence, completed, np.maximum)[comm_of]
+    synchronising = _per_communicator(
+        evidence, (inside & np.isin(state["function"], SYNCHRONISING)).astype(np.uint64), np.maximum
+    )[comm_of]
+    # Others left a round that needs everybody, and this row says its rank never entered it. One
+    # round back is compared by what left; the head itself cannot have been left.
+    stale = lacking & (synchronising > 0) & (state["entered"] < np.minimum(most, here - np.uint64(1)))
+    stale = _without_loose_rounds(evidence, stale)
+    return Collectives(
+        round=first,
+        inside=inside,
+        lacking=lacking & ~stale,
+        passed=is_open & seen & ~inside & ~lacking,
+        blind=is_open & (~known | stale),
+        stale=stale,
+    )
+
+
+def _without_loose_rounds(evidence: JobEvidence, stale: Mask) -> Mask:
+    """Drop members whose next round is known not to need everybody: its root may leave early."""
+    at = np.flatnonzero(stale)
+    rounds = evidence.rounds
+    loose = rounds[(rounds["round"] > 0) & ~np.isin(rounds["function"], SYNCHRONISING)]
+    if len(at) == 0 or len(loose) == 0:
+        return stale
+    known = set(zip(loose["comm"].tolist(), loose["round"].tolist(), strict=True))
+    result = stale.copy()
+    for member in at:
+        comm = int(evidence.comm_ids[evidence.comm_of[member]])
+        result[member] = (comm, int(evidence.state["entered"][member]) + 1) not in known
+    return result
+
+
+def complete_pages(evidence: JobEvidence, seen: Mask, lost: Mask) -> Mask:
+    """Ranks of which every frame was reported, as their process row counts them."""
+    rows = np.bincount(evidence.member_rank[seen], minlength=evidence.world_size)
+    mask: Mask = evidence.process_seen & ~lost & (rows >= evidence.processes["communicators"])
+    return mask
+
+
+def _pair_waits(evidence: JobEvidence, processes: Processes) -> PairWaits:
+    rows = evidence.peers
+    comm = evidence.index_of(rows["comm"])
+    rank = rows["rank"].astype(np.int64)
+    usable = (comm >= 0) & (~processes.lost[rank] if len(rows) else True)
+    rows, comm, rank = rows[usable], comm[usable], rank[usable]
+    size = np.diff(evidence.offsets)[comm] if len(rows) else np.zeros(0, np.int64)
+    local = rows["peer"].astype(np.int64)
+    valid = (local == -2) | ((local >= 0) & (local < size))
+    rows, comm, rank, local = rows[valid], comm[valid], rank[valid], local[valid]
+    peer = np.full(len(rows), -1, np.int64)
+    named = local >= 0
+    peer[named] = evidence.member_rank[evidence.offsets[comm[named]] + local[named]]
+    keys = (comm * evidence.world_size + rank) * evidence.world_size + peer
+    order = np.argsort(keys, kind="stable")
+    mirror = (comm * evidence.world_size + peer) * evidence.world_size + rank
+    at = np.minimum(np.searchsorted(keys[order], mirror), max(len(keys) - 1, 0))
+    found = (keys[order][at] == mirror) if len(keys) else np.zeros(0, np.bool_)
+    other = order[at] if len(keys) else np.zeros(0, np.int64)
+    reporting = np.zeros(evidence.world_size, np.bool_)
+    reporting[rank] = True
+    quiet = _quiet_pages(evidence, processes)
+    parts = []
+    for direction in (0, 1):
+        is_open = rows["posted"][:, direction] > rows["completed"][:, direction]
+        sequence = rows["completed"][:, direction] + np.uint64(1)
+        known = named & (found | reporting[peer] | quiet[peer]) & ~processes.lost[peer]
+        posted = found & (rows["posted"][other, 1 - direction] >= sequence)
+        same = found & (rows["completed"][other, 1 - direction] + np.uint64(1) == sequence) & posted
+        peer_issue = np.where(same, rows["head_issue"][other, 1 - direction], np.uint64(0))
+        parts.append(
+            PairWaits(
+                comm[is_open],
+                rank[is_open],
+                peer[is_open],
+                np.full(int(is_open.sum()), direction == 0),
+                sequence[is_open],
+                posted[is_open],
+                known[is_open],
+                rows["head_issue"][is_open, direction],
+                rows["head_age_ms"][is_open, direction].astype(np.int64),
+                peer_issue[is_open],
+            )
+        )
+    names = PairWaits.__dataclass_fields__
+    return PairWaits(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def _quiet_pages(evidence: JobEvidence, processes: Processes) -> Mask:
+    """Ranks whose frames were all reported and have nothing open: they post no peer rows."""
+    seen = evidence.seen
+    busy = np.bincount(evidence.member_rank[seen], evidence.state["open_ops"][seen], evidence.world_size)
+    mask: Mask = complete_pages(evidence, seen, processes.lost) & (busy == 0)
+    return mask
+
+
+def _host_waits(evidence: JobEvidence, processes: Processes) -> Ints:
+    """Ranks in a host wait whose target is known."""
+    rows = evidence.processes
+    target = rows["host_wait_rank"].astype(np.int64)
+    mask = evidence.process_seen & (rows["host_wait"] != HostWait.NONE) & ~processes.lost
+    mask &= (target >= 0) & (target < evidence.world_size)
+    mask &= target != np.arange(evidence.world_size)
+    return np.flatnonzero(mask)
