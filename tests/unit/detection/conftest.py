@@ -234,6 +234,8 @@ class Watch:
         self.tick_ns = 5 * SECOND
 
     def tick(self, batches: Sequence[Batch] | None = None, seconds: float = 1.0) -> list[Decision]:
+        if DecisionKind.ENDED in self.kinds():
+            return []  # the owner has dropped the block
         self.block.apply(self.job.sample() if batches is None else batches)
         self.tick_ns += int(seconds * SECOND)
         found = self.block.tick("d", self.tick_ns)

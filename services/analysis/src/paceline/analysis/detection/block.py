@@ -10,13 +10,13 @@ import numpy as np
 
 from paceline.analysis.detection.arrays import MS, SECOND_NS, Ints, Rows
 from paceline.analysis.detection.evidence import bound_rows, gather_extras
-from paceline.analysis.detection.gates import NO_GATE, GateView, judge_gate
+from paceline.analysis.detection.gates import NO_GATE, GateView, is_stepless_warm, judge_gate
 from paceline.analysis.detection.members import Members
 from paceline.analysis.detection.policy import DetectionPolicy
 from paceline.analysis.detection.processes import GONE, Mark, Processes
 from paceline.analysis.detection.reasons import Gate, Reason, Refusal
-from paceline.analysis.detection.rounds import RoundWindow
 from paceline.analysis.detection.senders import Sender
+from paceline.analysis.detection.slow import SlowWatch
 from paceline.analysis.detection.stall import StallView, Times, judge_stalls, may_stall
 from paceline.analysis.detection.suspicion import Suspicion
 from paceline.contracts.batch import ROW_DTYPES, Batch, RowKind
@@ -61,13 +61,15 @@ class JobBlock:
         self.dead_since_ns = 0
         self.gone_since_ns = 0
         self.world_size = 0  # 0 = unknown
+        self.stepless_warm = False
+        self.completed_before = 0
         self.asked_until_ns = 0
         self.state_published_ns = 0
         self.members = Members(policy.bounds.members_max, policy.bounds.communicators_max)
         self.processes = Processes(policy.stall.phase_limit_s, policy.stall.frozen_after_s)
         self.senders: dict[str, Sender] = {}
         self.suspicion = Suspicion()
-        self.rounds = RoundWindow(policy)
+        self.slow = SlowWatch(policy)
         self.gate: GateView = NO_GATE
         self.refused: Counter[Refusal] = Counter()
         self._process_of: Ints = np.zeros(0, np.int64)
@@ -104,6 +106,7 @@ class JobBlock:
             self.first_ns = self.first_ns or self.now_ns
             self._apply_processes(entries)
             self._apply_members(entries)
+            self._apply_rounds(entries)
 
     def _sender(self, node: str) -> Sender | None:
         sender = self.senders.get(node)
@@ -152,6 +155,12 @@ class JobBlock:
                 sender.member_generation = self.members.generation
                 offset += length
 
+    def _apply_rounds(self, entries: list[tuple[Sender, Batch]]) -> None:
+        tables = [table for _, batch in entries if len(table := batch.table(RowKind.ROUND))]
+        if tables:
+            rows = tables[0] if len(tables) == 1 else np.concatenate(tables)
+            self.slow.apply(rows, self.members, self.now_ns)
+
     def _apply_processes(self, entries: list[tuple[Sender, Batch]]) -> None:
         rows, lengths = self._collect(entries, RowKind.PROCESS)
         if len(rows) == 0:
@@ -192,9 +201,11 @@ class JobBlock:
         self.now_ns += min(max(step, 0), TICK_STEP_NS_MAX)
         decisions = self._judge_silence()
         view = self._judge_stalls()
+        was_slow = self.slow.active
+        self.slow.judge(self.members, self.now_ns, learn=self.gate.lets_learn)
         if self._has_ended():
             return [*decisions, *self._end(Reason.JOB_ENDED)]
-        return [*decisions, *self._decide(view)]
+        return [*decisions, *self._decide(view), *self._decide_slow(was_slow)]
 
     def end(self, reason: Reason) -> list[Decision]:
         """The attempt is over for a reason outside the samples."""
@@ -222,8 +233,9 @@ class JobBlock:
     def evidence(self, decision: Decision) -> tuple[dict[RowKind, Rows], int]:
         """Rows for a signal, most telling first, and how many rows were cut."""
         if decision.kind is DecisionKind.SLOW:
-            return bound_rows(self.rounds.evidence(self.members))
-        extras = gather_extras(self.senders.values())
+            extras = self.slow.evidence(self.members)
+        else:
+            extras = gather_extras(self.senders.values())
         rows = {RowKind.PROCESS: self.processes.rows, RowKind.STATE: self.members.rows, **extras}
         return bound_rows({kind: table for kind, table in rows.items() if len(table)})
 
@@ -251,8 +263,8 @@ class JobBlock:
 
     def _judge_stalls(self) -> StallView | None:
         stall = self.policy.stall
-        watched_ns = self.now_ns - self.first_ns if self.first_ns else 0
-        self.gate = judge_gate(self.processes, self.members, watched_ns, stall)
+        self._note_warmth()
+        self.gate = judge_gate(self.processes, self.stepless_warm, stall)
         times = Times(
             now_ns=self.now_ns,
             since_gate_ms=(self.now_ns - self.last_gated_ns) // MS,
@@ -278,6 +290,13 @@ class JobBlock:
             stall,
         )
 
+    def _note_warmth(self) -> None:
+        if self.stepless_warm or len(self.members) == 0:
+            return
+        age_ns = self.now_ns - self.first_ns
+        self.stepless_warm = is_stepless_warm(self.members, self.completed_before, age_ns, self.policy.stall)
+        self.completed_before = int(self.members.completed.max())
+
     def _peers(self) -> Rows:
         parts = [s.extras[RowKind.PEER] for s in self.senders.values() if RowKind.PEER in s.extras]
         return np.concatenate(parts) if parts else np.zeros(0, ROW_DTYPES[RowKind.PEER])
@@ -290,7 +309,9 @@ class JobBlock:
         return self._process_of
 
     def _learned_limits_ms(self) -> Ints:
-        return np.zeros(len(self.members.comms), np.int64)
+        stall = self.policy.stall
+        self.slow.keys.align(self.members.comms)
+        return self.slow.limits_ms(stall.base_factor, stall.usual_factor, int(stall.backstop_s * 1000))
 
     # ------------------------------------------------------------------ decisions
 
@@ -312,6 +333,16 @@ class JobBlock:
         if self.now_ns < self.asked_until_ns and self.now_ns - self.state_published_ns >= SECOND_NS:
             self.state_published_ns = self.now_ns
             return [Decision(DecisionKind.STATE, Reason.OTHER_SHARD)]
+        return []
+
+    def _decide_slow(self, was_slow: bool) -> list[Decision]:
+        """A stall comes first: while it lasts, slow rounds are old news."""
+        comm, number = self.slow.opened
+        if was_slow and not self.slow.active:
+            self.slow.end_episode()
+            return [Decision(DecisionKind.CLEAR, Reason.PROGRESS, comm, number)]
+        if not self.suspicion.active and self.slow.due(self.now_ns):
+            return [Decision(DecisionKind.SLOW, Reason.SLOW_ROUNDS, comm, number)]
         return []
 
     def _reason(self) -> Reason:
@@ -359,6 +390,10 @@ class JobBlock:
         if self.suspicion.active:
             comm, stalled_round = self.suspicion.first
             decisions.append(Decision(DecisionKind.CLEAR, reason, comm, stalled_round))
+        if self.slow.active:
+            decisions.append(Decision(DecisionKind.CLEAR, reason, *self.slow.opened))
         self.suspicion = Suspicion()
+        self.slow.hot.clear()
+        self.slow.end_episode()
         decisions.append(Decision(DecisionKind.ENDED, reason))
         return decisions

@@ -20,6 +20,7 @@ class GateView:
 
     gate: Gate
     limit_ms: int = 0
+    lets_learn: bool = True  # rounds are comparable with others
 
     @property
     def holds(self) -> bool:
@@ -30,8 +31,8 @@ class GateView:
 NO_GATE = GateView(Gate.NONE)
 
 
-def judge_gate(processes: Processes, members: Members, age_ns: int, policy: StallPolicy) -> GateView:
-    """The strongest gate; `age_ns` is how long the job has been watched.
+def judge_gate(processes: Processes, stepless_warm: bool, policy: StallPolicy) -> GateView:
+    """The strongest gate; `stepless_warm` ends the warm-up of a job that declares no steps.
 
     The phase gate is job-wide on purpose: who waits for a rank in a checkpoint is itself waited
     for in other communicators, and through other shards we cannot see.
@@ -39,19 +40,21 @@ def judge_gate(processes: Processes, members: Members, age_ns: int, policy: Stal
     marks = processes.marks
     alive = (marks & GONE.value) == 0
     if np.any(marks & Mark.TRACED.value):
-        return GateView(Gate.TRACED, LIMIT_NEVER_MS)
+        return GateView(Gate.TRACED, LIMIT_NEVER_MS, False)
     stopped = (marks & Mark.STOPPED.value) != 0
     if alive.any() and bool(np.all(stopped[alive])):
-        return GateView(Gate.SUSPENDED, LIMIT_NEVER_MS)
+        return GateView(Gate.SUSPENDED, LIMIT_NEVER_MS, False)
     orderly = np.count_nonzero(marks & (Mark.FINISHED | Mark.TOLD_TO_STOP).value)
     if orderly * 2 >= max(len(marks), 1) and not np.any(marks & Mark.DEAD.value):
-        return GateView(Gate.ENDING, _long_ms(policy, Phase.FINISH))
+        return GateView(Gate.ENDING, _long_ms(policy, Phase.FINISH), False)
     declared = np.flatnonzero(marks & Mark.DECLARED.value)
     if len(declared):
         phases = np.unique(processes.rows["phase"][declared])
-        return GateView(Gate.PHASE, max(_long_ms(policy, Phase(int(phase))) for phase in phases))
-    if not _is_warm(processes, members, age_ns, policy):
-        return GateView(Gate.WARMUP, int(policy.warmup_limit_s * 1000))
+        limit_ms = max(_long_ms(policy, Phase(int(phase))) for phase in phases)
+        # loading data is part of every step; the other phases are not steps at all
+        return GateView(Gate.PHASE, limit_ms, lets_learn=bool(np.all(phases == Phase.DATA)))
+    if not _is_warm(processes, stepless_warm, policy):
+        return GateView(Gate.WARMUP, int(policy.warmup_limit_s * 1000), False)
     return NO_GATE
 
 
@@ -59,13 +62,18 @@ def _long_ms(policy: StallPolicy, phase: Phase) -> int:
     return int(policy.phase_limit_s.get(phase, policy.backstop_s) * 1000)
 
 
-def _is_warm(processes: Processes, members: Members, age_ns: int, policy: StallPolicy) -> bool:
+def is_stepless_warm(members: Members, completed_before: int, age_ns: int, policy: StallPolicy) -> bool:
+    """Rounds still complete after a minute, so the job is past its set-up although it counts no steps."""
+    completed = int(members.completed.max()) if len(members) else 0
+    moves = completed > completed_before and completed >= policy.stepless_rounds
+    return moves and age_ns >= policy.stepless_s * SECOND_NS
+
+
+def _is_warm(processes: Processes, stepless_warm: bool, policy: StallPolicy) -> bool:
     """The first step is done: everywhere, or provably by ranks that are well past it."""
     if len(processes) == 0:
         return False
     most = int(processes.step.max())
-    if most >= policy.warmup_steps or int(processes.step.min()) >= 1:
-        return True
-    rounds = int(members.completed.max()) if len(members) else 0
-    stepless = most == 0 and rounds >= policy.stepless_rounds
-    return stepless and age_ns >= policy.stepless_s * SECOND_NS
+    if most == 0:
+        return stepless_warm
+    return most >= policy.warmup_steps or int(processes.step.min()) >= 1

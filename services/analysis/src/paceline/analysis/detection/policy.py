@@ -41,12 +41,12 @@ class SlowPolicy:
 
     theta: float = 3.0  # R = Tmax / Tbase
     repeat_k: int = 3  # slow rounds ...
-    repeat_n: int = 5  # ... of the last so many complete kept rounds of one key
+    repeat_n: int = 5  # ... of the last so many complete kept rounds; as many normal ones end it
     base_rounds: int = 20  # Tbase = median of the first so many per-round minima
     lag_floor_ms: float = 20.0  # Tmax - Tmin below this is scheduling noise
+    usual_lag_factor: float = 2.0  # ... and so is a lag below this many times the usual one
     persist_s: float = 10.0  # first slow round to signal
     refresh_weight: float = 0.05  # a normal round moves Tbase by so much of the difference
-    clear_rounds: int = 5  # normal complete rounds in a row that end a slow episode
     idle_clear_s: float = 120.0  # no complete round of the key for so long ends it too
 
 
@@ -59,7 +59,6 @@ class Bounds:
     communicators_max: int = 65_536
     nodes_max: int = 32_768
     extra_rows_max: int = 4_096  # per sender and kind: peers, open rounds, edges, frames
-    keys_max: int = 262_144  # (communicator, operation, size) keys with a base line
     window_bytes_max: int = 64 * 1024 * 1024  # kept rounds
 
 

@@ -1,29 +1,160 @@
-"""Kept rounds of all communicators."""
+"""Kept rounds until every member has reported them: T of round x member, nothing else compared.
 
-from collections.abc import Mapping
+Each communicator has a few cells (`round mod cells`). A round claims a free cell; the cell is free
+again once the round is complete or has waited `PENDING_S` for a member. Where rounds compete, the
+coarser kept level wins: those are the ones that all members keep. So memory is bounded whatever the
+rate is, and what is judged is a sample of the rounds.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.analysis.detection.arrays import Rows
+from paceline.analysis.detection.arrays import (
+    F32,
+    SECOND_NS,
+    U8,
+    U32,
+    U64,
+    Bools,
+    Ints,
+    Rows,
+    group_max,
+    group_min,
+)
 from paceline.analysis.detection.members import Members
-from paceline.analysis.detection.policy import DetectionPolicy
-from paceline.contracts.batch import RowKind
+from paceline.contracts.codes import OpKind, OpState
 
-Arrays = Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]
+PENDING_S = 6  # two ragged samples at 0.5 Hz, and a late record
+CELLS_MIN, CELLS_MAX = 8, 32
+_MEMBER_BYTES = 16  # per cell and member: T, gap, two waits
+_NEWEST_ONLY = 255
+_ROUND_BITS = np.uint64(48)
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Complete rounds of one cell row, one entry per communicator; T in ns."""
+
+    cell: int
+    comm: Ints  # index in Members.comms
+    number: U64
+    t_min: F32
+    t_max: F32
+    function: U8
+    dtype: U8
+    reduce_op: U8
+    count: U64
 
 
 class RoundWindow:
-    def __init__(self, policy: DetectionPolicy) -> None:
-        self.policy = policy
+    """Cells x members; laid out again, empty, when members appear."""
 
-    def evidence(self, members: Members) -> dict[RowKind, Rows]:
-        return {}
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.dropped_rows = 0  # no cell was free
+        self._generation = -1
+        self._lay_out(0, 0)
 
-    def arrays(self) -> Arrays:
-        return {}
+    def _lay_out(self, members: int, comms: int) -> None:
+        fitting = self.bytes_max // max(members * _MEMBER_BYTES, 1)
+        cells = self.cells = int(min(max(fitting, CELLS_MIN), CELLS_MAX))
+        self.duration: F32 = np.zeros((cells, members), np.float32)
+        self.gap: F32 = np.zeros((cells, members), np.float32)
+        self.send_wait: U32 = np.zeros((cells, members), np.uint32)
+        self.recv_wait: U32 = np.zeros((cells, members), np.uint32)
+        self.number: U64 = np.zeros((cells, comms), np.uint64)
+        self.count: U64 = np.zeros((cells, comms), np.uint64)
+        self.function: U8 = np.zeros((cells, comms), np.uint8)
+        self.dtype: U8 = np.zeros((cells, comms), np.uint8)
+        self.reduce_op: U8 = np.zeros((cells, comms), np.uint8)
+        self._since_ns: Ints = np.zeros((cells, comms), np.int64)
+        self._judged: Bools = np.ones((cells, comms), np.bool_)
+        self._touched: Bools = np.zeros(cells, np.bool_)
 
-    def array_dtypes(self) -> dict[str, np.dtype[np.generic]]:
-        return {}
+    def apply(self, rows: Rows, members: Members, now_ns: int) -> None:
+        """Take ROUND rows of any state; only completed collectives of known members count."""
+        if members.generation != self._generation:
+            self._lay_out(len(members), len(members.comms))
+            self._generation = members.generation
+        usable = (rows["round"] > 0) & (rows["duration_ns"] > 0) & (rows["state"] == OpState.COMPLETED)
+        usable &= (rows["kind"] == OpKind.COLLECTIVE) & (rows["level"] != _NEWEST_ONLY)
+        rows = rows[usable]
+        position = members.locate(rows["comm"], rows["rank"])
+        known = position >= 0
+        rows, position = rows[known], position[known]
+        if len(rows) == 0:
+            return
+        comm = members.group[position]
+        cell = (rows["round"] % np.uint64(self.cells)).astype(np.int64)
+        flat = cell * len(members.comms) + comm
+        self._claim(rows, flat, members, now_ns)
+        fits = self.number.reshape(-1)[flat] == rows["round"]
+        self.dropped_rows += int(len(rows) - np.count_nonzero(fits))
+        rows, cell, position = rows[fits], cell[fits], position[fits]
+        self.duration[cell, position] = rows["duration_ns"]
+        self.gap[cell, position] = rows["gap_ns"]
+        self.send_wait[cell, position] = rows["send_wait_us"]
+        self.recv_wait[cell, position] = rows["recv_wait_us"]
+        self._touched[cell] = True
 
-    def restore(self, members: Members, arrays: Arrays) -> None:
-        pass
+    def _claim(self, rows: Rows, flat: Ints, members: Members, now_ns: int) -> None:
+        """Give free cells to rounds that are not in the window yet."""
+        number = self.number.reshape(-1)
+        free = self._judged.reshape(-1)[flat]
+        free |= now_ns - self._since_ns.reshape(-1)[flat] > PENDING_S * SECOND_NS
+        wants = free & (rows["round"] > number[flat])
+        if not wants.any():
+            return
+        rows, flat = rows[wants], flat[wants]
+        rank_of = (np.uint64(255) - rows["level"].astype(np.uint64)) << _ROUND_BITS
+        rank_of |= rows["round"] & np.uint64((1 << 48) - 1)
+        best = np.full(number.shape, 2**64 - 1, np.uint64)
+        np.minimum.at(best, flat, rank_of)
+        wins = best[flat] == rank_of
+        rows, flat = rows[wins], flat[wins]
+        cells = np.unique(flat)
+        number[flat] = rows["round"]
+        self.count.reshape(-1)[flat] = rows["count"]
+        for name in ("function", "dtype", "reduce_op"):
+            getattr(self, name).reshape(-1)[flat] = rows[name]
+        self._since_ns.reshape(-1)[cells] = now_ns
+        self._judged.reshape(-1)[cells] = False
+        self._empty(cells, members)
+
+    def _empty(self, cells: Ints, members: Members) -> None:
+        comms = len(members.comms)
+        for cell in np.unique(cells // comms):
+            claimed = cells[cells // comms == cell] % comms
+            if len(claimed) < 64:
+                for comm in claimed:
+                    self.duration[cell, members.starts[comm] : members.starts[comm + 1]] = 0
+                continue
+            mask = np.zeros(comms, np.bool_)
+            mask[claimed] = True
+            self.duration[cell, mask[members.group]] = 0
+
+    def complete(self, members: Members) -> Iterator[Complete]:
+        """Rounds that every member has reported since the last call, each once."""
+        if members.generation != self._generation:
+            return
+        for cell in np.flatnonzero(self._touched):
+            self._touched[cell] = False
+            t_min = group_min(self.duration[cell], members.starts)
+            ready = np.flatnonzero((t_min > 0) & ~self._judged[cell])
+            if len(ready) == 0:
+                continue
+            self._judged[cell, ready] = True
+            t_max = group_max(self.duration[cell], members.starts)
+            yield Complete(
+                cell=int(cell),
+                comm=ready,
+                number=self.number[cell, ready],
+                t_min=t_min[ready],
+                t_max=t_max[ready],
+                function=self.function[cell, ready],
+                dtype=self.dtype[cell, ready],
+                reduce_op=self.reduce_op[cell, ready],
+                count=self.count[cell, ready],
+            )

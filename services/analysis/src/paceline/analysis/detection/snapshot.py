@@ -41,6 +41,8 @@ _SCALARS = (
     "dead_since_ns",
     "gone_since_ns",
     "world_size",
+    "stepless_warm",
+    "completed_before",
     "asked_until_ns",
     "state_published_ns",
 )
@@ -85,7 +87,7 @@ def dump_block(block: JobBlock, outer: Mapping[str, object]) -> bytes:
         "processes": block.processes.rows,
         "processes_seen": block.processes.seen_ns,
         "sender_ranks": _join([sender.ranks for sender in block.senders.values()], np.dtype("<u4")),
-        **block.rounds.arrays(),
+        **block.slow.arrays(),
     }
     for kind in RowKind:
         parts = [s.extras[kind] for s in block.senders.values() if kind in s.extras]
@@ -94,6 +96,7 @@ def dump_block(block: JobBlock, outer: Mapping[str, object]) -> bytes:
         "outer": dict(outer),
         "scalars": {name: getattr(block, name) for name in _SCALARS},
         "suspicion": suspicion,
+        "slow": block.slow.scalars(),
         "senders": senders,
         "arrays": [[name, len(values)] for name, values in arrays.items()],
     }
@@ -186,7 +189,7 @@ def _read_arrays(raw: bytes, offset: int, listed: Sequence[tuple[str, int]], blo
         "processes_seen": np.dtype("<i8"),
         "sender_ranks": np.dtype("<u4"),
         **{f"extra_{int(kind)}": ROW_DTYPES[kind] for kind in RowKind},
-        **block.rounds.array_dtypes(),
+        **block.slow.array_dtypes(),
     }
     arrays: _Arrays = {}
     for name, count in listed:
@@ -204,7 +207,7 @@ def _restore(block: JobBlock, body: dict, arrays: _Arrays) -> None:  # type: ign
         setattr(block, name, value)
     block.members.restore(arrays["members"], arrays["still"], arrays["members_seen"])
     block.processes.restore(arrays["processes"], arrays["processes_seen"])
-    block.rounds.restore(block.members, arrays)
+    block.slow.restore(arrays, body["slow"])
     _restore_senders(block, body["senders"], arrays)
     saved = dict(body["suspicion"])
     tracked = {
