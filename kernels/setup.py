@@ -21,7 +21,6 @@ setup(
                 "-fvisibility=hidden",
                 "-Wall",
                 "-Wextra",
-                "-Werror",
                 "-Wno-missing-field-initializers",
                 "-Wno-cast-function-type",
             ],

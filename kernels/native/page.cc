@@ -259,6 +259,7 @@ int paceline_page_read_control_v1(paceline_page_v1* page, paceline_control_page_
     if ((before & 1u) == 0 && get(requested.lock) == before) return 1;
     cpu_relax();
   }
+  control->pace_ns = 0;  // half a request, its agent was killed while writing: never slow anybody down for it
   return 0;
 }
 

@@ -74,7 +74,8 @@ void paceline_page_add_paced_v1(paceline_page_v1* page, uint64_t paced_ns);
 void paceline_page_beat_v1(paceline_page_v1* page); /* the Python heartbeat */
 void paceline_page_finish_v1(paceline_page_v1* page);
 void paceline_page_count_error_v1(paceline_page_v1* page);
-/* Fills detail, generation, pace_ns, pace_expires_ns and agent_beat_ns; 1 if they are one write of the agent. */
+/* Fills detail, generation, pace_ns, pace_expires_ns and agent_beat_ns. 1 if they are one write of the
+   agent; else 0, and pace_ns is 0. */
 int paceline_page_read_control_v1(paceline_page_v1* page, paceline_control_page_v1* control);
 
 /* Slot 0 to 63; -1 when all are in use (counted). */

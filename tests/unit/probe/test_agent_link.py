@@ -37,6 +37,7 @@ from paceline.probe.reader import PageReader
 if TYPE_CHECKING:
     from tests.unit.probe.conftest import Probe
 
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 WaitUntil = Callable[[Callable[[], object]], None]
 QUICK = RetryPolicy(first_s=0.01, max_s=0.05, refused_first_s=0.01, refused_max_s=0.05)
 HELLO = Hello("job", "declared", "1", "declared", 0, 2, 0, os.getpid(), 1)

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.contracts.codes import FrameFlag, HostWait, Phase, Source
-from paceline.contracts.layout import COMMUNICATORS_MAX, CONTROL_BYTES, PAGE_BYTES
+from paceline.contracts.layout import COMMUNICATORS_MAX, CONTROL, CONTROL_BYTES, PAGE_BYTES
 from paceline.probe.reader import PageReader
 from paceline.probe.writer import Page
 
 if TYPE_CHECKING:
     from tests.unit.probe.conftest import Probe
 
+# Python 3.12 and newer warn of any fork beside a thread; here the child does nothing a thread could block.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 F_GET_SEALS = 1034
 F_ADD_SEALS = 1033
 SHRINK_GROW_SEAL = 0x0001 | 0x0002 | 0x0004
@@ -135,6 +137,18 @@ def test_agent_asks_through_the_control_page(probe: Probe) -> None:
     assert control.write(pace_ns=2000, pace_expires_ns=100) == 2
     control.beat()
     assert probe.page.read_control() == (1, 2000, 100, 2)
+
+
+def test_half_a_request_of_a_killed_agent_paces_nobody(probe: Probe) -> None:
+    control = probe.reader.control
+    assert control is not None
+    control.write(pace_ns=1000, pace_expires_ns=99)
+    lock = CONTROL.field("lock")
+    os.pwrite(probe.page.control_fd, (3).to_bytes(lock.bytes, "little"), lock.offset)
+    assert probe.page.read_control()[1] == 0
+    assert probe.read().process["errors"] == 1
+    control.write(pace_ns=2000, pace_expires_ns=99)
+    assert probe.page.read_control()[1] == 2000
 
 
 def test_slots_run_out_and_are_counted(probe: Probe) -> None:

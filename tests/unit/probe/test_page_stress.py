@@ -22,6 +22,8 @@ from paceline.probe.writer import Page
 if TYPE_CHECKING:
     from tests.unit.probe.conftest import Probe
 
+# Python 3.12 and newer warn of any fork beside a thread; here the child does nothing a thread could block.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 THREADS = 4
 OPERATIONS = 3000
 
