@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.lab.jars import ensure_jars
@@ -119,11 +120,12 @@ class LocalKafka:
         self._lock.acquire()
         self._child.stop_orphan()
         java = find_java()
-        classpath = ":".join(map(str, ensure_jars(self._cache)))
+        jars = ensure_jars(self._cache)
         self._configure()
-        self._make_data(java, classpath)
+        command = self._java_command(java, jars)
+        self._make_data(command)
         self._child.start(
-            [*self._java_command(java, classpath), "kafka.Kafka", str(self.home / "server.properties")],
+            [*command, "kafka.Kafka", str(self.home / "server.properties")],
             directory=self.home,
             death_signal=signal.SIGTERM,
         )
@@ -174,10 +176,14 @@ class LocalKafka:
         path.write_text(json.dumps(ports))
         return ports
 
-    def _java_command(self, java: JavaRuntime, classpath: str) -> list[str]:
-        quiet = JVM_OPTIONS_24 if java.major >= 24 else ()
+    def _java_command(self, java: JavaRuntime, jars: Sequence[Path]) -> list[str]:
+        """`java` with its options in a file: 45 jars would fill every process list."""
+        newer = JVM_OPTIONS_24 if java.major >= 24 else ()
         logging = f"-Dlog4j2.configurationFile={self.home / 'log4j2.properties'}"
-        return [str(java.path), *JVM_OPTIONS, *quiet, logging, "-cp", classpath]
+        options = [*JVM_OPTIONS, *newer, logging, "-cp", ":".join(map(str, jars))]
+        path = self.home / "java.options"
+        path.write_text("".join(f'"{option}"\n' for option in options))
+        return [str(java.path), f"@{path}"]
 
     def reset(self) -> None:
         """Forget every topic and record; only while stopped."""
@@ -185,22 +191,22 @@ class LocalKafka:
             raise LabError("Kafka runs: stop it before its records are deleted")
         shutil.rmtree(self.home / "data", ignore_errors=True)
 
-    def _make_data(self, java: JavaRuntime, classpath: str) -> None:
+    def _make_data(self, java_command: Sequence[str]) -> None:
         """Formatted storage; a copy of the empty one is kept, for formatting costs a JVM start."""
         data, empty = self.home / "data", self.home / "empty"
         if (data / "meta.properties").exists():
             return
         shutil.rmtree(data, ignore_errors=True)
         if not (empty / "meta.properties").exists():
-            self._format(java, classpath)
+            self._format(java_command)
             shutil.rmtree(empty, ignore_errors=True)
             shutil.copytree(data, empty)
         else:
             shutil.copytree(empty, data)
 
-    def _format(self, java: JavaRuntime, classpath: str) -> None:
+    def _format(self, java_command: Sequence[str]) -> None:
         cluster = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=").replace("-", "x")
-        command = [*self._java_command(java, classpath), "kafka.tools.StorageTool", "format", "-t", cluster]
+        command = [*java_command, "kafka.tools.StorageTool", "format", "-t", cluster]
         command += ["-c", str(self.home / "server.properties"), "--ignore-formatted"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT_S, check=False)
         if done.returncode != 0:

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -18,7 +20,7 @@ import asyncpg
 from paceline.lab.kafka import LocalKafka
 from paceline.lab.postgres import URL_VARIABLE, LocalPostgres
 from paceline.lab.processes import LabError
-from paceline.runtime.app import App
+from paceline.runtime.app import App, Checked
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.kafka import create_topics
 from paceline.runtime.settings import KafkaSettings, load_settings
@@ -28,6 +30,10 @@ from paceline.store.engine import driver_dsn
 KAFKA_VARIABLE = "PACELINE_KAFKA_BOOTSTRAP"
 TOKEN_VARIABLE = "PACELINE_API_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)
 CONSOLE_VARIABLE = "PACELINE_API_CONSOLE_PATH"
+URL_BASE_VARIABLE = "PACELINE_CONSOLE_URL"
+API_PORT = 8300
+READY_S_MAX = 60.0
+READY_POLL_S = 0.05
 DATABASE = "paceline"
 SERVICES = ("detector", "localizer", "incidents", "notifier", "api")
 CONSOLE_FOLDER = Path("web") / "dist"
@@ -92,6 +98,11 @@ class LocalPlatform:
         return os.environ[URL_VARIABLE]
 
     @property
+    def url(self) -> str:
+        """Base of the links that people get."""
+        return os.environ[URL_BASE_VARIABLE]
+
+    @property
     def bootstrap(self) -> str:
         return os.environ[KAFKA_VARIABLE]
 
@@ -103,6 +114,15 @@ class LocalPlatform:
     def build(self) -> list[App]:
         """The services of `only`, not started; they take their settings from the environment."""
         return [app for name in self.only for app in BUILDERS[name](self._clock)]
+
+    async def wait_ready(self, apps: Sequence[App], timeout_s: float = READY_S_MAX) -> None:
+        """Until every app says that it does its work; LabError with its own word where it does not."""
+        deadline = time.monotonic() + timeout_s
+        for app in apps:
+            while isinstance(app, Checked) and not app.readiness().ready:
+                if time.monotonic() > deadline:
+                    raise LabError(f"{app.name} is not ready after {timeout_s:g} s: {app.readiness().detail}")
+                await asyncio.sleep(READY_POLL_S)
 
     def stop(self) -> None:
         """Stop the servers and give the environment back. May be called twice."""
@@ -123,6 +143,8 @@ class LocalPlatform:
     def _export_api(self) -> None:
         if self._port is not None:
             self._export("PACELINE_API_PORT", str(self._port))
+        if URL_BASE_VARIABLE not in os.environ:
+            self._export(URL_BASE_VARIABLE, api_url())
         console = find_console()
         if console is not None and CONSOLE_VARIABLE not in os.environ:
             self._export(CONSOLE_VARIABLE, str(console))
@@ -137,6 +159,23 @@ class LocalPlatform:
             with os.fdopen(descriptor, "w") as file:
                 file.write(f"plt_{secrets.token_urlsafe(32)}\n")
         return path.read_text().strip()
+
+
+def free_port(wanted: int) -> int:
+    """`wanted` where it is free on loopback, else another that is."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return int(probe.getsockname()[1])
+    raise LabError("no free port on 127.0.0.1")
+
+
+def api_url() -> str:
+    """Where the API of this process listens, by its settings."""
+    host = os.environ.get("PACELINE_API_HOST", "127.0.0.1")
+    return f"http://{host}:{os.environ.get('PACELINE_API_PORT', API_PORT)}"
 
 
 def find_console() -> Path | None:
@@ -178,9 +217,12 @@ def _build_localizer(clock: Clock) -> list[App]:
 
 
 def _build_incidents(clock: Clock) -> list[App]:
-    from paceline.incidents import IncidentsApp, IncidentsSettings
+    from paceline.incidents.app import IncidentsApp
+    from paceline.incidents.relay import OutboxRelay
+    from paceline.incidents.settings import IncidentsSettings
 
-    return [IncidentsApp(load_settings(IncidentsSettings), clock)]
+    settings = load_settings(IncidentsSettings)
+    return [IncidentsApp(settings, clock), OutboxRelay(settings, clock)]
 
 
 def _build_notifier(clock: Clock) -> list[App]:
@@ -190,7 +232,8 @@ def _build_notifier(clock: Clock) -> list[App]:
 
 
 def _build_api(clock: Clock) -> list[App]:
-    from paceline.api import ApiApp, ApiSettings
+    from paceline.api.server import ApiApp
+    from paceline.api.settings import ApiSettings
 
     return [ApiApp(load_settings(ApiSettings), clock)]
 

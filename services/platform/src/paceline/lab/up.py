@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.lab.paths import HOME_VARIABLE, home_directory
@@ -23,8 +24,6 @@ from paceline.runtime.settings import (
     load_settings,
 )
 from paceline.runtime.telemetry import configure_telemetry
-
-API_PORT = 8300
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +55,7 @@ async def _serve(platform: LocalPlatform, *, with_agent: bool) -> None:
         apps.append(_build_agent())
     health = HealthServer(load_settings(HttpSettings), checks_of(apps), telemetry.scrape)
     started = asyncio.Event()
-    announcing = asyncio.create_task(_announce(platform, health, started))
+    announcing = asyncio.create_task(_announce(platform, apps, health, started))
     try:
         await run_apps([*apps, health], on_started=started)
     finally:
@@ -64,8 +63,14 @@ async def _serve(platform: LocalPlatform, *, with_agent: bool) -> None:
         telemetry.shutdown()
 
 
-async def _announce(platform: LocalPlatform, health: HealthServer, started: asyncio.Event) -> None:
+async def _announce(
+    platform: LocalPlatform, apps: Sequence[App], health: HealthServer, started: asyncio.Event
+) -> None:
     await started.wait()
+    try:
+        await platform.wait_ready(apps)
+    except LabError as error:
+        sys.stderr.write(f"paceline up: {error}\n")  # it goes on trying; the addresses are right anyway
     for line in describe(platform, health.port):
         sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -75,7 +80,7 @@ def describe(platform: LocalPlatform, health_port: int) -> list[str]:
     """What a person needs to know of a running platform; the token only when it is new."""
     lines = []
     if "api" in platform.only:
-        lines.append(f"console and API  {console_url()}")
+        lines.append(f"console and API  {platform.url}")
         if platform.is_new_token:
             lines.append(
                 f"first token      {platform.token}  (shown once, kept in {platform.home / 'token'})"
@@ -88,12 +93,6 @@ def describe(platform: LocalPlatform, health_port: int) -> list[str]:
         "Ctrl-C stops all of it",
     ]
     return lines
-
-
-def console_url() -> str:
-    """Where the API of this process listens."""
-    host = os.environ.get("PACELINE_API_HOST", "127.0.0.1")
-    return f"http://{host}:{os.environ.get('PACELINE_API_PORT', API_PORT)}"
 
 
 def _build_agent() -> App:

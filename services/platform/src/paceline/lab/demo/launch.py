@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -116,6 +117,6 @@ def launch(world_size: int, main: Callable[[], None], logs: Path) -> int:
 if __name__ == "__main__":
     from paceline.lab.demo.train import WORLD_SIZE
     from paceline.lab.demo.train import main as train_main
-    from paceline.trainer import process as _  # loaded here once, started in each rank
 
+    import_module("paceline.trainer.process")  # loaded here once, started in each rank
     sys.exit(launch(WORLD_SIZE, train_main, Path(sys.argv[1])))

@@ -22,9 +22,8 @@ from paceline.lab.demo.receiver import Receipt, Receiver
 from paceline.lab.demo.report import Outcome, Times, as_json, line_of
 from paceline.lab.demo.watch import Seen, Watch, watching
 from paceline.lab.paths import HOME_VARIABLE, home_directory
-from paceline.lab.platform import LocalPlatform
+from paceline.lab.platform import API_PORT, LocalPlatform, api_url, free_port
 from paceline.lab.processes import LabError
-from paceline.lab.up import console_url
 from paceline.runtime.app import App
 from paceline.runtime.kafka import KafkaUnavailable, TopicError
 from paceline.runtime.logging import configure_logging
@@ -62,7 +61,8 @@ class Demo:
         self._started_ns = time.monotonic_ns()
         self._stop = asyncio.Event()
         self._receiver = Receiver()
-        self.platform = LocalPlatform(home, port=arguments.port, durable=False)
+        port = free_port(API_PORT) if arguments.port is None else arguments.port
+        self.platform = LocalPlatform(home, port=port, durable=False)
         self.job = DemoJob(home, f"{JOB}-{secrets.token_hex(4)}")
 
     def launch(self) -> None:
@@ -88,15 +88,17 @@ class Demo:
             run_apps(apps, stop=self._stop, handle_signals=False, on_started=started)
         )
         try:
-            return await self._play(serving, started)
+            return await self._play(apps, serving, started)
         finally:
             self._stop.set()
             await self._receiver.stop()
             await asyncio.gather(serving, return_exceptions=True)
             telemetry.shutdown()
 
-    async def _play(self, serving: "asyncio.Task[None]", started: asyncio.Event) -> Outcome | None:
-        playing = asyncio.create_task(self._act(started))
+    async def _play(
+        self, apps: Sequence[App], serving: "asyncio.Task[None]", started: asyncio.Event
+    ) -> Outcome | None:
+        playing = asyncio.create_task(self._act(apps, started))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({serving, playing, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -108,8 +110,9 @@ class Demo:
                 task.cancel()
             await asyncio.gather(playing, stopping, return_exceptions=True)
 
-    async def _act(self, started: asyncio.Event) -> Outcome:
+    async def _act(self, apps: Sequence[App], started: asyncio.Event) -> Outcome:
         await started.wait()
+        await self.platform.wait_ready(apps)
         await self._register_receiver()
         async with watching(load_settings(KafkaSettings), self.job.job) as watch:
             first_step_s = await self._wait_for_first_step()
@@ -138,7 +141,7 @@ class Demo:
             await asyncio.sleep(POLL_S)
         seconds = (time.monotonic_ns() - self._started_ns) / 1e9
         self._say(f"job       {self.job.job}, {RANKS} ranks, first healthy step after {seconds:.1f} s")
-        self._say(f"console   {console_url()}  token {self.platform.token}")
+        self._say(f"console   {self.platform.url}  token {self.platform.token}")
         return round(seconds, 3)
 
     async def _warm_up(self, watch: Watch) -> None:
@@ -181,7 +184,7 @@ class Demo:
         """As a user would: an endpoint of this process, registered through the API."""
         await self._receiver.start()
         headers = {"Authorization": f"Bearer {self.platform.token}"}
-        async with httpx.AsyncClient(base_url=console_url(), headers=headers, timeout=10.0) as client:
+        async with httpx.AsyncClient(base_url=api_url(), headers=headers, timeout=10.0) as client:
             body = {"name": "demo", "url": self._receiver.url}
             response = await client.post("/v1/webhook-endpoints", json=body)
             if response.status_code != 201:
