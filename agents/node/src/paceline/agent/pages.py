@@ -24,7 +24,7 @@ class PageFault(Exception):
 class PageView:
     """Copies of everything in use. n frames; `edge_frames` and `peer_frames` index into them."""
 
-    process: Array  # PROCESS_DTYPE, shape ()
+    process: np.void  # one record of PROCESS_DTYPE
     frames: Array  # (n,)
     rounds: Array  # (n, 256)
     round_times: Array  # (n, 256)
