@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from paceline.contracts.registry import CommunicatorRecord, HealthKind, JobRecor
 Eventually = Callable[..., Awaitable[Any]]
 
 
-async def test_publishes_registry_and_frames(start_agent, start_rank, publisher, eventually: Eventually):
+async def test_publishes_registry_and_frames(
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     await start_agent()
     rank = await start_rank(rank=1)
     await rank.ask("rounds 5")
@@ -34,8 +37,8 @@ async def test_publishes_registry_and_frames(start_agent, start_rank, publisher,
 
 
 async def test_sequence_grows_over_a_restart_of_the_agent(
-    start_agent, start_rank, publisher, eventually: Eventually
-):
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     app = await start_agent()
     rank = await start_rank()
     await eventually(lambda: publisher.batches())
@@ -47,8 +50,8 @@ async def test_sequence_grows_over_a_restart_of_the_agent(
 
 
 async def test_killed_process_leaves_last_words_and_the_signal(
-    start_agent, start_rank, publisher, eventually: Eventually
-):
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     await start_agent()
     rank = await start_rank()
     await rank.ask("rounds 3")
@@ -71,8 +74,8 @@ async def test_killed_process_leaves_last_words_and_the_signal(
 
 
 async def test_dead_rank_stays_in_the_frames_while_its_job_lives(
-    start_agent, start_rank, publisher, eventually: Eventually
-):
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     await start_agent()
     dead, alive = await start_rank(0), await start_rank(1)
     await dead.ask("rounds 1")
@@ -87,7 +90,7 @@ async def test_dead_rank_stays_in_the_frames_while_its_job_lives(
     assert publisher.job().state is not JobState.FAILED  # rank 1 still lives
 
 
-async def test_orderly_end(start_agent, start_rank, publisher, eventually: Eventually):
+async def test_orderly_end(start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually) -> None:
     await start_agent()
     rank = await start_rank()
     await rank.ask("rounds 1")
@@ -101,7 +104,9 @@ async def test_orderly_end(start_agent, start_rank, publisher, eventually: Event
     assert publisher.values(NodeRecord)[-1].left
 
 
-async def test_error_exit_is_told_with_its_status(start_agent, start_rank, publisher, eventually: Eventually):
+async def test_error_exit_is_told_with_its_status(
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     await start_agent()
     rank = await start_rank()
     await eventually(lambda: publisher.batches())
@@ -111,7 +116,9 @@ async def test_error_exit_is_told_with_its_status(start_agent, start_rank, publi
     assert (event.exit_code, event.message) == (3, "error: exited with status 3")
 
 
-async def test_frozen_and_resumed(start_agent, start_rank, publisher, eventually: Eventually):
+async def test_frozen_and_resumed(
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     await start_agent()
     rank = await start_rank()
     await rank.ask("rounds 1")
@@ -134,7 +141,9 @@ async def test_frozen_and_resumed(start_agent, start_rank, publisher, eventually
     assert len({event.id for event in events}) == 2  # two occasions, two ids
 
 
-async def test_open_round_makes_the_batch_suspect(start_agent, start_rank, publisher, eventually: Eventually):
+async def test_open_round_makes_the_batch_suspect(
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     await start_agent(suspect_s=0.3)
     rank = await start_rank()
     await rank.ask("rounds 3")
@@ -150,7 +159,9 @@ async def test_open_round_makes_the_batch_suspect(start_agent, start_rank, publi
     assert frames == 1  # the full frame once per stalled round
 
 
-async def test_two_jobs_on_one_node(start_agent, start_rank, publisher, eventually: Eventually):
+async def test_two_jobs_on_one_node(
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     await start_agent()
     one, two = await start_rank(0, job="one"), await start_rank(0, job="two")
     await one.ask("rounds 2")
@@ -166,8 +177,8 @@ async def test_two_jobs_on_one_node(start_agent, start_rank, publisher, eventual
 
 
 async def test_restart_under_the_same_name_is_a_new_attempt(
-    start_agent, start_rank, publisher, eventually: Eventually
-):
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     await start_agent()
     await start_rank(0, attempt="a1")
     await eventually(publisher.job)
@@ -178,7 +189,9 @@ async def test_restart_under_the_same_name_is_a_new_attempt(
     await eventually(lambda: {b.attempt for b in publisher.batches()[-2:]} == {"a1", "a2"})
 
 
-async def test_cancelled_job(start_agent, start_rank, publisher, eventually: Eventually):
+async def test_cancelled_job(
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     await start_agent()
     ranks = [await start_rank(number) for number in range(2)]
     await eventually(lambda: len(publisher.values(NodeRecord)[-1].ranks) == 2)
@@ -190,7 +203,9 @@ async def test_cancelled_job(start_agent, start_rank, publisher, eventually: Eve
     assert event.rank is None
 
 
-async def test_rank_that_is_taken_is_refused(start_agent, start_rank, publisher, eventually: Eventually):
+async def test_rank_that_is_taken_is_refused(
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
     app = await start_agent()
     first = await start_rank(0)
     await eventually(first.is_connected)
@@ -208,10 +223,10 @@ async def _is_told(rank: Any, text: str) -> bool:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 async def test_claim_on_somebody_elses_job_is_refused(
-    start_agent, start_rank, agent_folder, eventually: Eventually
-):
+    start_agent: Any, start_rank: Any, agent_folder: Path, eventually: Eventually
+) -> None:
     app = await start_agent()
-    agent_folder.chmod(0o755)
+    agent_folder.chmod(0o755)  # noqa: ASYNC240
     (agent_folder / "agent.sock").chmod(0o777)
     await eventually((await start_rank(0)).is_connected)
     for attempt in ("a1", "a2"):

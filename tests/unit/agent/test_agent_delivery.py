@@ -56,7 +56,7 @@ def node_event(attempt: str, agent: str) -> Event:
     return Event(JOBS, "job:n1", EventType.NODE_RECORD, "x", NodeRecord("job", attempt, "n1", agent, ()))
 
 
-def test_ring_gives_back_what_it_took(tmp_path: Path, drops):
+def test_ring_gives_back_what_it_took(tmp_path: Path, drops: Counter[str]) -> None:
     ring = open_ring(tmp_path, drops)
     positions = [ring.append(bytes([i]) * i) for i in range(1, 50)]
     for i, position in enumerate(positions, 1):
@@ -66,7 +66,7 @@ def test_ring_gives_back_what_it_took(tmp_path: Path, drops):
     ring.close()
 
 
-def test_ring_drops_its_oldest_segment_and_stays_bounded(tmp_path: Path, drops):
+def test_ring_drops_its_oldest_segment_and_stays_bounded(tmp_path: Path, drops: Counter[str]) -> None:
     ring = open_ring(tmp_path, drops, bytes_max=40_000)
     positions = [ring.append(os.urandom(1000)) for _ in range(200)]
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 40_000
@@ -78,14 +78,16 @@ def test_ring_drops_its_oldest_segment_and_stays_bounded(tmp_path: Path, drops):
     ring.close()
 
 
-def test_record_that_is_too_large_is_counted(tmp_path: Path, drops):
+def test_record_that_is_too_large_is_counted(tmp_path: Path, drops: Counter[str]) -> None:
     ring = open_ring(tmp_path, drops, bytes_max=4000)
     assert ring.append(bytes(5000)) is None
     assert drops["ring_record_too_large"] == 1
     ring.close()
 
 
-def test_full_disk_is_counted_and_survived(tmp_path: Path, drops, monkeypatch: pytest.MonkeyPatch):
+def test_full_disk_is_counted_and_survived(
+    tmp_path: Path, drops: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ring = open_ring(tmp_path, drops)
     before = ring.append(b"before")
     write = os.pwrite
@@ -108,7 +110,7 @@ def test_full_disk_is_counted_and_survived(tmp_path: Path, drops, monkeypatch: p
     ring.close()
 
 
-def test_folder_that_cannot_be_used(tmp_path: Path, drops):
+def test_folder_that_cannot_be_used(tmp_path: Path, drops: Counter[str]) -> None:
     (tmp_path / "file").write_text("")
     ring = open_ring(tmp_path / "file" / "ring", drops)
     assert ring.append(b"x") is None
@@ -116,7 +118,7 @@ def test_folder_that_cannot_be_used(tmp_path: Path, drops):
     ring.close()
 
 
-def test_torn_and_damaged_records_end_a_segment(tmp_path: Path, drops):
+def test_torn_and_damaged_records_end_a_segment(tmp_path: Path, drops: Counter[str]) -> None:
     ring = open_ring(tmp_path, drops)
     first, second, _ = (ring.append(bytes([i]) * 10) for i in range(3))
     ring.close()
@@ -130,7 +132,7 @@ def test_torn_and_damaged_records_end_a_segment(tmp_path: Path, drops):
     assert ring.read(Position(999, 0)) is None
 
 
-def test_memory_spills_to_disk_and_keeps_order(tmp_path: Path, drops):
+def test_memory_spills_to_disk_and_keeps_order(tmp_path: Path, drops: Counter[str]) -> None:
     queue = FrameQueue(open_ring(tmp_path, drops), drops, memory_bytes_max=500)
     for number in range(50):
         queue.push(frame(number))
@@ -144,7 +146,7 @@ def test_memory_spills_to_disk_and_keeps_order(tmp_path: Path, drops):
     assert queue.memory_bytes == 0
 
 
-def test_without_a_disk_the_newest_win(tmp_path: Path, drops):
+def test_without_a_disk_the_newest_win(tmp_path: Path, drops: Counter[str]) -> None:
     (tmp_path / "file").write_text("")
     queue = FrameQueue(open_ring(tmp_path / "file" / "x", drops), drops, memory_bytes_max=1000)
     for number in range(50):
@@ -156,7 +158,7 @@ def test_without_a_disk_the_newest_win(tmp_path: Path, drops):
     assert [number_of(entry) for entry in queue.take(100, 1 << 20)][-1] == 49
 
 
-def test_put_back_keeps_order(tmp_path: Path, drops):
+def test_put_back_keeps_order(tmp_path: Path, drops: Counter[str]) -> None:
     queue = FrameQueue(open_ring(tmp_path, drops), drops, memory_bytes_max=500)
     for number in range(10):
         queue.push(frame(number))
@@ -166,7 +168,7 @@ def test_put_back_keeps_order(tmp_path: Path, drops):
     assert [number_of(entry) for entry in queue.take(100, 1 << 20)] == list(range(11))
 
 
-def test_frames_overwritten_on_disk_are_counted(tmp_path: Path, drops):
+def test_frames_overwritten_on_disk_are_counted(tmp_path: Path, drops: Counter[str]) -> None:
     queue = FrameQueue(open_ring(tmp_path, drops, bytes_max=8_000), drops, memory_bytes_max=500)
     for number in range(200):
         queue.push(frame(number))
@@ -175,7 +177,7 @@ def test_frames_overwritten_on_disk_are_counted(tmp_path: Path, drops):
     assert drops["ring_overwritten"] == 200 - len(taken) > 100
 
 
-def test_next_agent_sends_what_was_not_delivered(tmp_path: Path, drops):
+def test_next_agent_sends_what_was_not_delivered(tmp_path: Path, drops: Counter[str]) -> None:
     ring = open_ring(tmp_path, drops)
     queue = FrameQueue(ring, drops, 1 << 20)
     for number in range(10):
@@ -189,7 +191,7 @@ def test_next_agent_sends_what_was_not_delivered(tmp_path: Path, drops):
     assert [number_of(entry) for entry in again.take(100, 1 << 20)] == [6, 7, 8, 9, 10]
 
 
-def test_backlog_is_bounded_and_the_newest_win(tmp_path: Path, drops):
+def test_backlog_is_bounded_and_the_newest_win(tmp_path: Path, drops: Counter[str]) -> None:
     queue = FrameQueue(open_ring(tmp_path, drops), drops, 1 << 20)
     for number in range(10):
         queue.push(frame(number))
@@ -199,7 +201,7 @@ def test_backlog_is_bounded_and_the_newest_win(tmp_path: Path, drops):
     assert drops["backlog_too_old"] == 7
 
 
-def test_newest_record_of_a_key_and_attempt_stays(drops):
+def test_newest_record_of_a_key_and_attempt_stays(drops: Counter[str]) -> None:
     queue = EventQueue(drops)
     for event in (node_event("a1", "1"), health(1), node_event("a1", "2"), node_event("a2", "3")):
         queue.push(event)
@@ -207,7 +209,7 @@ def test_newest_record_of_a_key_and_attempt_stays(drops):
     assert names == ["2", "h1", "3"]
 
 
-def test_events_are_bounded(drops):
+def test_events_are_bounded(drops: Counter[str]) -> None:
     queue = EventQueue(drops, events_max=3)
     for number in range(5):
         queue.push(health(number))
@@ -241,14 +243,14 @@ class FlakyPublisher:
 
 
 @pytest.fixture
-def parts(tmp_path: Path, drops):
+def parts(tmp_path: Path, drops: Counter[str]) -> Any:
     publisher = FlakyPublisher()
     events = EventQueue(drops)
     frames = FrameQueue(open_ring(tmp_path, drops), drops, 1 << 20)
     return publisher, events, frames, Deliverer(publisher, events, frames, drops, attempt_s_max=0.1)
 
 
-async def test_events_go_first(parts):
+async def test_events_go_first(parts: Any) -> None:
     publisher, events, frames, deliverer = parts
     frames.push(frame(1))
     events.push(health(1))
@@ -257,7 +259,7 @@ async def test_events_go_first(parts):
     assert deliverer.delivered == {"paceline.health.v1": 1, "frames": 1}
 
 
-async def test_outage_loses_nothing_and_keeps_order(parts, eventually: Eventually):
+async def test_outage_loses_nothing_and_keeps_order(parts: Any, eventually: Eventually) -> None:
     publisher, events, frames, deliverer = parts
     publisher.failures = 3
     for number in range(5):
@@ -272,7 +274,7 @@ async def test_outage_loses_nothing_and_keeps_order(parts, eventually: Eventuall
     assert deliverer.failures == 3
 
 
-async def test_publisher_that_hangs_is_bounded(parts):
+async def test_publisher_that_hangs_is_bounded(parts: Any) -> None:
     publisher, events, _, deliverer = parts
     publisher.hangs = True
     events.push(health(1))
@@ -283,7 +285,7 @@ async def test_publisher_that_hangs_is_bounded(parts):
     assert [record.id for record in publisher.records] == ["h1"]
 
 
-async def test_record_that_is_rejected_does_not_stop_the_others(parts, drops):
+async def test_record_that_is_rejected_does_not_stop_the_others(parts: Any, drops: Counter[str]) -> None:
     publisher, events, _, deliverer = parts
     publisher.rejects = {"h1"}
     for number in range(3):
@@ -293,7 +295,7 @@ async def test_record_that_is_rejected_does_not_stop_the_others(parts, drops):
     assert drops["rejected"] == 1
 
 
-async def test_drain_is_bounded(parts):
+async def test_drain_is_bounded(parts: Any) -> None:
     publisher, events, _, deliverer = parts
     publisher.hangs = True
     events.push(health(1))

@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,14 @@ class Peer:
 
 
 @pytest.fixture
-def page():
+def page() -> Iterator[Any]:
     page = Page.create("job", "a1", 0, 2, 0, "test")
     yield page
     page.close()
 
 
 @pytest.fixture
-def connect(agent_folder: Path):
+def connect(agent_folder: Path) -> Iterator[Any]:
     """Peers that are closed at the end."""
     peers: list[Peer] = []
 
@@ -68,7 +68,7 @@ def connect(agent_folder: Path):
 
 
 @pytest.fixture
-async def peer(start_agent, connect: Callable[[], Peer]) -> Peer:
+async def peer(start_agent: Any, connect: Callable[[], Peer]) -> Peer:
     await start_agent()
     return connect()
 
@@ -102,7 +102,7 @@ def _raw(**changes: object) -> bytes:
         (_with_length(b'{"type":"goodbye","reason":"finished"}'), "goodbye came before hello"),
     ],
 )
-async def test_bad_first_message_is_refused_by_name(peer: Peer, data: bytes, said: str):
+async def test_bad_first_message_is_refused_by_name(peer: Peer, data: bytes, said: str) -> None:
     await peer.say(data)
     answer = await peer.hear()
     assert answer is not None
@@ -111,13 +111,13 @@ async def test_bad_first_message_is_refused_by_name(peer: Peer, data: bytes, sai
     assert await peer.hear() is None
 
 
-async def test_hello_without_descriptors(peer: Peer):
+async def test_hello_without_descriptors(peer: Peer) -> None:
     await peer.say(encode_message(HELLO))
     answer = await peer.hear()
     assert answer == {"type": "refused", "reason": "hello came with 0 file descriptors, expected 2"}
 
 
-async def test_descriptors_that_are_no_pages(peer: Peer):
+async def test_descriptors_that_are_no_pages(peer: Peer) -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(PAGE_BYTES)
         await peer.say(encode_message(HELLO), [file.fileno(), file.fileno()])
@@ -126,7 +126,7 @@ async def test_descriptors_that_are_no_pages(peer: Peer):
     assert "page" in answer["reason"]
 
 
-async def test_page_that_is_not_sealed_is_refused(peer: Peer):
+async def test_page_that_is_not_sealed_is_refused(peer: Peer) -> None:
     fd = os.memfd_create("mad")
     os.ftruncate(fd, PAGE_BYTES)
     await peer.say(encode_message(HELLO), [fd, fd])
@@ -136,21 +136,23 @@ async def test_page_that_is_not_sealed_is_refused(peer: Peer):
     assert "seals" in answer["reason"]
 
 
-async def test_other_pid_is_refused(peer: Peer, page: Page):
+async def test_other_pid_is_refused(peer: Peer, page: Page) -> None:
     await peer.say(encode_message(replace(HELLO, pid=1)), [page.page_fd, page.control_fd])
     answer = await peer.hear()
     assert answer is not None
     assert answer["reason"] == f"hello names pid 1, the socket belongs to pid {os.getpid()}"
 
 
-async def test_other_start_is_refused(peer: Peer, page: Page):
+async def test_other_start_is_refused(peer: Peer, page: Page) -> None:
     await peer.say(encode_message(replace(HELLO, pid_start=1)), [page.page_fd, page.control_fd])
     answer = await peer.hear()
     assert answer is not None
     assert "hello names start 1" in answer["reason"]
 
 
-async def test_too_many_descriptors_are_closed_and_refused(peer: Peer, page: Page, eventually: Eventually):
+async def test_too_many_descriptors_are_closed_and_refused(
+    peer: Peer, page: Page, eventually: Eventually
+) -> None:
     before = len(os.listdir("/proc/self/fd"))
     await peer.say(b"\x40", [page.page_fd] * 8)
     answer = await peer.hear()
@@ -161,7 +163,7 @@ async def test_too_many_descriptors_are_closed_and_refused(peer: Peer, page: Pag
     await eventually(lambda: len(os.listdir("/proc/self/fd")) < before)  # also the agent's end is gone
 
 
-async def test_message_in_single_bytes(peer: Peer, page: Page):
+async def test_message_in_single_bytes(peer: Peer, page: Page) -> None:
     data = encode_message(HELLO)
     await peer.say(data[:1], [page.page_fd, page.control_fd])
     for index in range(1, len(data)):
@@ -171,7 +173,9 @@ async def test_message_in_single_bytes(peer: Peer, page: Page):
     assert answer["type"] == "welcome"
 
 
-async def test_rank_that_is_not_known_yet(start_agent, connect, page, publisher, eventually: Eventually):
+async def test_rank_that_is_not_known_yet(
+    start_agent: Any, connect: Any, page: Page, publisher: Any, eventually: Eventually
+) -> None:
     app = await start_agent()
     peer = connect()
     await peer.say(encode_message(replace(HELLO, rank=-1, world_size=0)), [page.page_fd, page.control_fd])
@@ -182,7 +186,9 @@ async def test_rank_that_is_not_known_yet(start_agent, connect, page, publisher,
     await eventually(lambda: publisher.newest(RowKind.PROCESS)["rank"].tolist() == [0])
 
 
-async def test_attempt_that_gets_its_true_name(start_agent, connect, page, publisher, eventually: Eventually):
+async def test_attempt_that_gets_its_true_name(
+    start_agent: Any, connect: Any, page: Page, publisher: Any, eventually: Eventually
+) -> None:
     app = await start_agent()
     peer = connect()
     first = replace(HELLO, attempt="r0", attempt_source="provisional")
@@ -195,8 +201,8 @@ async def test_attempt_that_gets_its_true_name(start_agent, connect, page, publi
 
 
 async def test_bad_communicators_are_counted_and_the_connection_stays(
-    start_agent, connect, page, eventually: Eventually
-):
+    start_agent: Any, connect: Any, page: Page, eventually: Eventually
+) -> None:
     app = await start_agent()
     peer = connect()
     await peer.say(encode_message(HELLO), [page.page_fd, page.control_fd])
@@ -217,7 +223,7 @@ async def test_bad_communicators_are_counted_and_the_connection_stays(
     await eventually(lambda: job.communicators)
 
 
-async def test_bound_of_processes(start_agent, connect, page, publisher):
+async def test_bound_of_processes(start_agent: Any, connect: Any, page: Page, publisher: Any) -> None:
     await start_agent(processes_max=1)
     first, second = connect(), connect()
     await first.say(encode_message(HELLO), [page.page_fd, page.control_fd])
@@ -226,7 +232,7 @@ async def test_bound_of_processes(start_agent, connect, page, publisher):
     assert "PACELINE_AGENT_PROCESSES_MAX" in (await second.hear() or {})["reason"]
 
 
-async def test_bound_of_connections(start_agent, connect, eventually: Eventually):
+async def test_bound_of_connections(start_agent: Any, connect: Any, eventually: Eventually) -> None:
     app = await start_agent(connections_max=1)
     connect()
     second = connect()
@@ -234,13 +240,13 @@ async def test_bound_of_connections(start_agent, connect, eventually: Eventually
     assert await second.hear() is None
 
 
-async def test_second_agent_does_not_take_the_socket(start_agent):
+async def test_second_agent_does_not_take_the_socket(start_agent: Any) -> None:
     await start_agent()
     with pytest.raises(SocketError, match="another agent listens at"):
         await start_agent()
 
 
-async def test_stale_socket_is_replaced_and_removed_at_the_end(start_agent, agent_folder: Path):
+async def test_stale_socket_is_replaced_and_removed_at_the_end(start_agent: Any, agent_folder: Path) -> None:
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(agent_folder / "agent.sock"))
     stale.close()
@@ -249,12 +255,12 @@ async def test_stale_socket_is_replaced_and_removed_at_the_end(start_agent, agen
     assert not (agent_folder / "agent.sock").exists()
 
 
-async def test_folder_that_others_may_write_is_not_used(start_agent, agent_folder: Path):
+async def test_folder_that_others_may_write_is_not_used(start_agent: Any, agent_folder: Path) -> None:
     agent_folder.chmod(0o777)  # noqa: ASYNC240
     with pytest.raises(SocketError, match="no write access for others"):
         await start_agent()
 
 
-async def test_path_that_is_too_long(start_agent, agent_folder: Path):
+async def test_path_that_is_too_long(start_agent: Any, agent_folder: Path) -> None:
     with pytest.raises(SocketError, match="expected at most 107"):
         await start_agent(socket=agent_folder / ("x" * 120))

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ SAMPLE = Sample("job", "a1", "n1", 4, 10, 20, BatchFlag.SUSPECT)
 
 
 @pytest.fixture
-def rows():
+def rows() -> Any:
     state, rounds, frames = np.zeros(8, STATE_ROW), np.zeros(30_000, ROUND_ROW), np.zeros(8, FRAME_DTYPE)
     state["comm"], rounds["comm"], frames["comm"] = np.arange(8), np.arange(30_000) % 8, np.arange(8)
     rounds["round"] = np.arange(30_000)
@@ -37,7 +38,7 @@ def rows():
     }
 
 
-def test_rows_meet_in_the_shard_of_their_communicator(rows):
+def test_rows_meet_in_the_shard_of_their_communicator(rows: Any) -> None:
     parts = split_shards(rows, 4)
     for shard, part in enumerate(parts):
         assert len(part[RowKind.PROCESS]) == 2  # every shard needs the processes
@@ -45,7 +46,7 @@ def test_rows_meet_in_the_shard_of_their_communicator(rows):
         assert part[RowKind.FRAME].view(FRAME_DTYPE)["comm"].tolist() == [shard, shard + 4]
 
 
-def test_chunks_are_bounded_and_lose_nothing(rows):
+def test_chunks_are_bounded_and_lose_nothing(rows: Any) -> None:
     chunks = chunk_rows(rows, 100_000)
     assert all(sum(t.nbytes for t in chunk.values()) <= 100_000 for chunk in chunks)
     assert RowKind.PROCESS in chunks[0]
@@ -54,7 +55,7 @@ def test_chunks_are_bounded_and_lose_nothing(rows):
     assert (merged[RowKind.ROUND]["round"] == rows[RowKind.ROUND]["round"]).all()
 
 
-def test_encoded_sample_decodes_in_every_shard_and_chunk(rows):
+def test_encoded_sample_decodes_in_every_shard_and_chunk(rows: Any) -> None:
     rows[RowKind.ROUND] = np.concatenate([rows[RowKind.ROUND]] * 2)
     found = [
         (shard, decode_batch(data)) for shard, data in encode_sample(SAMPLE, rows, {0: 5, 1: 6, 2: 7, 3: 8})
@@ -72,20 +73,20 @@ def test_encoded_sample_decodes_in_every_shard_and_chunk(rows):
 
 
 @pytest.mark.parametrize(("ranks", "shards"), [(1, 1), (512, 1), (513, 2), (4096, 8), (1_000_000, 64)])
-def test_shards_follow_from_the_size_alone(ranks: int, shards: int):
+def test_shards_follow_from_the_size_alone(ranks: int, shards: int) -> None:
     assert shards_for(ranks) == shards
 
 
-async def read(script: str, timeout_s: float = 20.0):
+async def read(script: str, timeout_s: float = 20.0) -> Any:
     return await read_gpus(timeout_s, (sys.executable, "-c", script))
 
 
-async def test_no_driver_is_a_normal_case():
+async def test_no_driver_is_a_normal_case() -> None:
     report = await read_gpus(30)
     assert report.status in (GpuStatus.NO_DRIVER, GpuStatus.OK)
 
 
-async def test_gpus_are_read():
+async def test_gpus_are_read() -> None:
     gpu = {"index": 0, "uuid": "GPU-1", "name": "H200", "memory_bytes": 1, "temperature_c": 40,
            "utilization_percent": None}  # fmt: skip
     report = await read(
@@ -94,16 +95,16 @@ async def test_gpus_are_read():
     assert (report.status, report.gpus[0].name) == (GpuStatus.OK, "H200")
 
 
-async def test_driver_that_hangs_costs_only_its_reader():
+async def test_driver_that_hangs_costs_only_its_reader() -> None:
     report = await read("import time; time.sleep(60)", timeout_s=0.3)
     assert report.status is GpuStatus.TIMEOUT
     assert "0.3 s" in report.detail
 
 
 @pytest.mark.parametrize("script", ["", "print('x')", "print('{}')", "print('[]')", "import os; os.abort()"])
-async def test_reader_that_breaks(script: str):
+async def test_reader_that_breaks(script: str) -> None:
     assert (await read(script)).status is GpuStatus.ERROR
 
 
-async def test_reader_that_cannot_start():
+async def test_reader_that_cannot_start() -> None:
     assert (await read_gpus(1, ("/nonexistent",))).status is GpuStatus.ERROR

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ S = 1_000_000_000
 
 def lay_out(
     root: Path, pid: int, state: str, exit_code: int = 0, comm: str = "python3", uid: int | None = None
-):
+) -> None:
     folder = root / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
     fields = [state, *["0"] * 10, "150", "50", *["0"] * 6, "4242", *["0"] * 29, str(exit_code)]
@@ -38,19 +39,19 @@ def lay_out(
         ("?", ProcessState.UNKNOWN),
     ],
 )  # fmt: skip
-def test_state_letters(tmp_path: Path, letter: str, state: ProcessState):
+def test_state_letters(tmp_path: Path, letter: str, state: ProcessState) -> None:
     lay_out(tmp_path, 10, letter)
     reading = ProcReader(tmp_path, ticks_per_s=100).read(10)
     assert reading.state is state
     assert (reading.cpu_ms, reading.start_ticks, reading.voluntary_switches) == (2000, 4242, 33)
 
 
-def test_command_with_parentheses_and_spaces(tmp_path: Path):
+def test_command_with_parentheses_and_spaces(tmp_path: Path) -> None:
     lay_out(tmp_path, 10, "T", comm="a) R (b")
     assert ProcReader(tmp_path).read(10).state is ProcessState.STOPPED
 
 
-def test_gone_and_garbage(tmp_path: Path):
+def test_gone_and_garbage(tmp_path: Path) -> None:
     reader = ProcReader(tmp_path)
     assert reader.read(11).state is ProcessState.GONE
     lay_out(tmp_path, 12, "S")
@@ -59,7 +60,7 @@ def test_gone_and_garbage(tmp_path: Path):
         assert reader.read(12).state is ProcessState.UNKNOWN
 
 
-def test_wait_status_only_of_zombies_and_only_where_it_can_be_trusted(tmp_path: Path):
+def test_wait_status_only_of_zombies_and_only_where_it_can_be_trusted(tmp_path: Path) -> None:
     reader = ProcReader(tmp_path)
     lay_out(tmp_path, 10, "S", exit_code=9)
     assert reader.read(10).wait_status is None
@@ -69,7 +70,7 @@ def test_wait_status_only_of_zombies_and_only_where_it_can_be_trusted(tmp_path: 
     assert reader.read(10).wait_status == 0
 
 
-def test_zero_of_another_user_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_zero_of_another_user_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     reader = ProcReader(tmp_path)
     lay_out(tmp_path, 10, "Z", exit_code=0, uid=1001)
@@ -78,13 +79,13 @@ def test_zero_of_another_user_is_unknown(tmp_path: Path, monkeypatch: pytest.Mon
     assert reader.read(10).wait_status == 256
 
 
-def test_innermost_pid(tmp_path: Path):
+def test_innermost_pid(tmp_path: Path) -> None:
     lay_out(tmp_path, 10, "S")
     assert ProcReader(tmp_path).innermost_pid(10) == 7
     assert ProcReader(tmp_path).innermost_pid(11) is None
 
 
-def test_exit_status_of_a_reaped_process():
+def test_exit_status_of_a_reaped_process() -> None:
     child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     pidfd = open_pidfd(child.pid)
     assert pidfd is not None
@@ -97,7 +98,7 @@ def test_exit_status_of_a_reaped_process():
     assert exit_code_of(status) == 3
 
 
-def test_pidfd_of_a_gone_process():
+def test_pidfd_of_a_gone_process() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert open_pidfd(child.pid) is None
@@ -122,7 +123,7 @@ def test_pidfd_of_a_gone_process():
         (None, "gibberish", False, ExitKind.UNKNOWN, None, False),
     ],
 )
-def test_explain_exit(status, goodbye, finished, kind, code, told):
+def test_explain_exit(status: Any, goodbye: Any, finished: Any, kind: Any, code: Any, told: Any) -> None:
     end = explain_exit(status, goodbye, "", finished)
     assert (end.kind, end.code, end.told_to_stop) == (kind, code, told)
     assert end.reason
@@ -137,30 +138,30 @@ def ended(*ends: tuple[Exit, float]) -> list[Ended]:
     return [Ended(rank, end, int(at_s * S)) for rank, (end, at_s) in enumerate(ends)]
 
 
-def test_most_ranks_told_to_stop_is_a_cancellation():
+def test_most_ranks_told_to_stop_is_a_cancellation() -> None:
     assert is_cancelled(ended((TERM, 1), (TERM, 1.5), (TERM, 3)), [], 4)
     assert is_cancelled(ended((TERM, 1)), [(1, 2 * S), (2, 2 * S)], 4)  # two are still saying goodbye
 
 
-def test_few_or_scattered_terminations_are_none():
+def test_few_or_scattered_terminations_are_none() -> None:
     assert not is_cancelled(ended((TERM, 1), (TERM, 2)), [], 4)
     assert not is_cancelled(ended((TERM, 1), (TERM, 30), (TERM, 60)), [], 4)
     assert not is_cancelled([], [], 4)
 
 
-def test_launcher_that_stops_the_rest_after_a_failure_is_no_cancellation():
+def test_launcher_that_stops_the_rest_after_a_failure_is_no_cancellation() -> None:
     assert not is_cancelled(ended((KILL, 1), (TERM, 2), (TERM, 2), (TERM, 2)), [], 4)
 
 
-def test_kill_after_the_grace_period_is_still_a_cancellation():
+def test_kill_after_the_grace_period_is_still_a_cancellation() -> None:
     assert is_cancelled(ended((TERM, 1), (TERM, 1), (TERM, 1), (KILL, 9)), [], 4)
 
 
-def test_ragged_clean_end_is_no_cancellation():
+def test_ragged_clean_end_is_no_cancellation() -> None:
     assert not is_cancelled(ended((CLEAN, 1), (CLEAN, 20)), [], 2)
 
 
-def test_judge_end():
+def test_judge_end() -> None:
     assert judge_end(ended((CLEAN, 1), (CLEAN, 2)), False)[0] is JobState.FINISHED
     assert judge_end(ended((TERM, 1), (TERM, 2)), True)[0] is JobState.CANCELLED
     state, reason = judge_end(ended((TERM, 3), (KILL, 1), (CLEAN, 2)), False)

@@ -208,7 +208,13 @@ def test_ages_clamp_the_future_and_the_unknown() -> None:
 
 
 def test_slot_levels_cover_the_ring() -> None:
-    assert [int((level == SLOT_LEVELS).sum()) for level in (255, 0, 4, 8, 12)] == [128, 32, 32, 32, 32]
+    assert [int(np.count_nonzero(level == SLOT_LEVELS)) for level in (255, 0, 4, 8, 12)] == [
+        128,
+        32,
+        32,
+        32,
+        32,
+    ]
 
 
 def _hostile_page(seed: int, frames: int) -> int:
