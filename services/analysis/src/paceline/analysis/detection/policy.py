@@ -21,7 +21,7 @@ class StallPolicy:
     dead_floor_s: float = 2.0  # a member is dead or frozen: waiting cannot help
     warmup_limit_s: float = 120.0  # first step: compilation, lazy connections, data caches
     backstop_s: float = 300.0  # CCL-D's own limit, whoever else progresses
-    base_factor: float = 20.0  # limit = max(base_factor x Tbase, usual_factor x usual wait, floor)
+    base_factor: float = 10.0  # limit = max(base_factor x Tbase, usual_factor x usual wait, floor)
     usual_factor: float = 3.0
     phase_limit_s: Mapping[Phase, float] = field(default_factory=_phase_limits)
     still_samples_min: int = 2  # divergence over at least two polls
