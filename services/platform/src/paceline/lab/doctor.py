@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -159,8 +160,11 @@ def check_agent_socket(path: Path | None = None) -> Finding:
     folder = (path or Path(default_socket_path())).parent
     fix = "set PACELINE_AGENT_SOCKET to a path in a folder of your own"
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    ok = os.access(nearest, os.W_OK | os.X_OK) and (nearest == folder or nearest.is_dir())
-    return Finding("agent socket", ok, str(folder), fix)
+    try:
+        with tempfile.TemporaryDirectory(dir=nearest):
+            return Finding("agent socket", True, str(folder))
+    except OSError as error:
+        return Finding("agent socket", False, f"{folder}: {error.strerror}", fix)
 
 
 def check_port(port: int = CONSOLE_PORT) -> Finding:
