@@ -145,7 +145,8 @@ def parse_pid_start(stat: str) -> int:
 
 
 def _named(value: str, source: str) -> Sourced:
-    cleaned = "".join(character if character.isprintable() else "_" for character in value)
+    # A colon separates the parts of record keys; the agent refuses an id that has one.
+    cleaned = "".join(c if c.isprintable() and c != ":" else "_" for c in value)
     return Sourced(cleaned.encode()[:JOB_CHARACTERS_MAX].decode(errors="ignore"), source)
 
 
