@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from paceline.contracts.events import IncidentStatus, Severity
 from paceline.contracts.registry import JobState
 from paceline.contracts.verdicts import (

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from paceline.contracts.registry import CommunicatorRecord, JobRecord, JobState, NodeRecord, RankRecord
 from paceline.contracts.schemas import ContractError
 from paceline.incidents.registry import (
@@ -88,7 +89,9 @@ def test_a_rank_out_of_range_is_refused() -> None:
         check_node(NodeRecord("llama", "a1", "n0", "ag", (RankRecord(1_000_000, 0, 1, 1),)))
 
 
-@pytest.mark.parametrize(("comm", "ranks"), [("zz", "0-7"), ("aa", "0-7"), ("00" * 8, "7-0"), ("00" * 8, "x")])
+@pytest.mark.parametrize(
+    ("comm", "ranks"), [("zz", "0-7"), ("aa", "0-7"), ("00" * 8, "7-0"), ("00" * 8, "x")]
+)
 def test_a_communicator_that_cannot_be_read_is_refused(comm: str, ranks: str) -> None:
     with pytest.raises(ContractError, match="CommunicatorRecord"):
         check_communicator(CommunicatorRecord("llama", "a1", comm, "tp", ranks, 0, 0, "gloo"))

@@ -2,10 +2,11 @@
 
 import asyncpg
 import pytest
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
 from paceline.store import is_transient
 from paceline.store.engine import driver_dsn, normalize_url
 from paceline.store.times import from_unix, to_unix
-from sqlalchemy.exc import DBAPIError, IntegrityError
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg"])

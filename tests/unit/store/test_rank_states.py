@@ -16,7 +16,9 @@ from paceline.contracts.verdicts import (
 from paceline.store.rank_states import OpenIncident, RankState, build_plane, rank_roles, rank_state
 
 
-def verdict(verdict_class: VerdictClass, roots: tuple[Root, ...], victims: tuple[int, ...], count: int) -> Verdict:
+def verdict(
+    verdict_class: VerdictClass, roots: tuple[Root, ...], victims: tuple[int, ...], count: int
+) -> Verdict:
     return Verdict(
         verdict_class, SubReason.NONE, roots, victims, count, None, Owner.HOST, Action(ActionKind.NONE), 1.0,
         Coverage(8, 8, 1, 1), (), "s",

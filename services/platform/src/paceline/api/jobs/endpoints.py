@@ -1,4 +1,5 @@
-"""Routes of jobs. A job id may contain slashes: they need no escaping in the path."""
+"""Routes of jobs. A job id may contain slashes, escaped or not: no route is shadowed unless the id
+itself ends in `/ranks`, `/communicators` or `/planes/state`."""
 
 import hashlib
 from enum import Enum

@@ -89,9 +89,14 @@ def build_axes(coordinates: Iterable[dict[str, int]]) -> list[AxisRead]:
     for point in coordinates:
         for axis, value in point.items():
             values.setdefault(axis, set()).add(value)
-    known = [axis for axis in AXIS_ORDER if axis in values]
-    others = sorted(set(values) - set(known))
-    return [AxisRead(name=axis, size=len(values[axis])) for axis in known + others]
+    return [AxisRead(name=axis, size=len(values[axis])) for axis in sort_axes(values)]
+
+
+def sort_axes(axes: Iterable[str]) -> list[str]:
+    """Those of AXIS_ORDER first, the others by name."""
+    found = set(axes)
+    known = [axis for axis in AXIS_ORDER if axis in found]
+    return known + sorted(found - set(known))
 
 
 async def load_roles(session: AsyncSession, job: str, attempt: str) -> dict[int, RankRole]:
@@ -129,7 +134,10 @@ def _rank(node: JobNode, row: JsonObject, state: JobState, role: RankRole | None
         local_rank=row["local_rank"],
         gpu=row["gpu"],
         pid=row["pid"],
-        coordinates=[CoordinateRead(axis=axis, value=value) for axis, value in row["coordinates"].items()],
+        coordinates=[
+            CoordinateRead(axis=axis, value=row["coordinates"][axis])
+            for axis in sort_axes(row["coordinates"])
+        ],
         state=rank_state(state, node.left, role),
         verdict_role=None if role is None else role.role.value,
         incident_id=None if role is None else role.incident_id,

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, Identity, Index
+from sqlalchemy import JSON, ForeignKey, Identity, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from paceline.store.base import Base, JsonObject
@@ -27,7 +27,7 @@ class Incident(Base):
     verdict_class: Mapped[str] = mapped_column(index=True)
     sub_reason: Mapped[str]
     summary: Mapped[str]
-    verdict: Mapped[JsonObject]
+    verdict: Mapped[JsonObject] = mapped_column(JSON)  # not JSONB: keeps the order of inputs
     verdict_id: Mapped[str]
     revision: Mapped[int]
     root_key: Mapped[str]  # equal for equal first causes

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey
+from sqlalchemy import JSON, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
 from paceline.store.base import Base, JsonObject
@@ -23,7 +23,7 @@ class StoredVerdict(Base):
     revision: Mapped[int]
     resolved: Mapped[bool]
     decision: Mapped[str]  # the named reason of incidents.decide
-    verdict: Mapped[JsonObject]
+    verdict: Mapped[JsonObject] = mapped_column(JSON)  # not JSONB: keeps the order of inputs
     stalled_at: Mapped[datetime]
     judged_at: Mapped[datetime]
     received_at: Mapped[datetime] = mapped_column(index=True)

@@ -1,0 +1,175 @@
+"""Migrations, the audit log's guard, the outbox's order, retention: on a real PostgreSQL."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.exc import DBAPIError
+
+from paceline.contracts.ids import new_id
+from paceline.store import Database, migrate
+from paceline.store.actors import system
+from paceline.store.incident_changes import append_stream_event
+from paceline.store.models.audit import AuditEntry
+from paceline.store.models.incident import Incident
+from paceline.store.repositories.audit import AuditRepository, find_break
+from paceline.store.repositories.evidence import EvidenceRepository
+from paceline.store.repositories.outbox import OutboxRepository
+from paceline.store.schema import SchemaDriftError, check, downgrade
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+async def store(database: str) -> AsyncIterator[Database]:
+    opened = Database(database)
+    yield opened
+    await opened.stop()
+
+
+class TestMigrations:
+    async def test_models_and_migrations_agree(self, database: str) -> None:
+        await check(database)
+
+    async def test_a_drift_is_noticed(self, database: str, store: Database) -> None:
+        async with store.transaction() as session:
+            await session.execute(text("ALTER TABLE incidents DROP COLUMN resolution"))
+        with pytest.raises(SchemaDriftError, match="write a migration"):
+            await check(database)
+
+    async def test_down_and_up_again_by_two_at_once(self, database: str) -> None:
+        await downgrade(database)
+        await asyncio.gather(migrate(database), migrate(database))
+        await check(database)
+
+
+class TestAudit:
+    async def test_entries_are_chained(self, store: Database) -> None:
+        for number in range(3):
+            async with store.transaction() as session:
+                await AuditRepository(session).append(
+                    AT, system("test"), "thing.done", ("thing", str(number)), {"n": number}
+                )
+        async with store.transaction() as session:
+            entries = (await session.scalars(select(AuditEntry).order_by(AuditEntry.id))).all()
+            assert find_break(entries) is None
+            session.expunge_all()
+        entries[1].details = {"n": 99}
+        assert find_break(entries) == entries[1].id
+
+    @pytest.mark.parametrize(
+        "statement",
+        ["UPDATE audit_entries SET actor = 'x'", "DELETE FROM audit_entries", "TRUNCATE audit_entries"],
+    )
+    async def test_nothing_is_changed_or_deleted(self, store: Database, statement: str) -> None:
+        with pytest.raises(DBAPIError, match="append-only"):
+            async with store.transaction() as session:
+                await session.execute(text(statement))
+
+
+async def append(store: Database, job: str, *, wait: asyncio.Event | None = None) -> None:
+    async with store.transaction() as session:
+        await append_stream_event(session, event_id=new_id("evt"), event_type="job.x", job=job, at=AT)
+        if wait is not None:
+            await wait.wait()
+
+
+class TestOutbox:
+    async def test_a_reader_never_sees_a_number_before_a_smaller_one(
+        self, store: Database, eventually: Any
+    ) -> None:
+        hold = asyncio.Event()
+        first = asyncio.create_task(append(store, "slow", wait=hold))
+        await eventually(lambda: self._is_held(store))
+        second = asyncio.create_task(append(store, "fast"))
+        await asyncio.wait({second}, timeout=0.3)
+        assert not second.done(), "the second writer overtook the first"
+        async with store.transaction() as session:
+            assert await OutboxRepository(session).after(0, 10) == []
+        hold.set()
+        await asyncio.gather(first, second)
+        async with store.transaction() as session:
+            rows = await OutboxRepository(session).after(0, 10)
+        assert [row.job for row in rows] == ["slow", "fast"]
+
+    async def _is_held(self, store: Database) -> bool:
+        async with store.transaction() as session:
+            query = (
+                "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_locks.database = pg_database.oid "
+                "WHERE locktype = 'advisory' AND datname = current_database()"
+            )
+            return bool(await session.scalar(text(query)))
+
+    async def test_cleaning_keeps_the_newest_and_the_unpublished(self, store: Database) -> None:
+        for job in ("a", "b", "c"):
+            await append(store, job)
+        async with store.transaction() as session:
+            await session.execute(text("UPDATE outbox SET published_at = NULL WHERE job = 'a'"))
+        async with store.transaction() as session:
+            assert await OutboxRepository(session).delete_published_before(AT + timedelta(days=1), 10) == 1
+            rows = await OutboxRepository(session).after(0, 10)
+        assert [row.job for row in rows] == ["a", "c"]
+
+
+class TestEvidence:
+    @pytest.fixture
+    async def incident(self, store: Database) -> str:
+        async with store.transaction() as session:
+            session.add(
+                Incident(
+                    id="inc_1",
+                    job="j",
+                    attempt="a",
+                    episode="e",
+                    status="open",
+                    severity="error",
+                    verdict_class="H1",
+                    sub_reason="",
+                    summary="s",
+                    verdict={},
+                    verdict_id="v",
+                    revision=1,
+                    root_key="k",
+                    stalled_at=AT,
+                    opened_at=AT,
+                    updated_at=AT,
+                    resolution="",
+                    reopened_count=0,
+                    version=1,
+                )
+            )
+        return "inc_1"
+
+    async def _add(self, store: Database, incident: str, count: int) -> None:
+        async with store.transaction() as session:
+            for number in range(count):
+                at = AT + timedelta(minutes=number)
+                evidence = EvidenceRepository(session)
+                await evidence.add(f"b{number}", incident, f"v{number}", number, b"x" * 100, at)
+
+    async def _left(self, store: Database, incident: str) -> list[str]:
+        async with store.transaction() as session:
+            return [bundle.id for bundle in await EvidenceRepository(session).of_incident(incident)]
+
+    async def test_the_first_and_the_newest_are_kept(self, store: Database, incident: str) -> None:
+        await self._add(store, incident, 6)
+        async with store.transaction() as session:
+            assert await EvidenceRepository(session).keep_ends(incident, 3) == 3
+        assert await self._left(store, incident) == ["b5", "b4", "b0"]
+
+    async def test_all_together_are_bounded(self, store: Database, incident: str) -> None:
+        await self._add(store, incident, 5)
+        async with store.transaction() as session:
+            assert await EvidenceRepository(session).delete_over(250, 2) == 2
+            assert await EvidenceRepository(session).delete_over(250, 2) == 1
+            assert await EvidenceRepository(session).delete_over(250, 2) == 0
+        assert await self._left(store, incident) == ["b4", "b3"]
+
+    async def test_old_ones_go(self, store: Database, incident: str) -> None:
+        await self._add(store, incident, 3)
+        async with store.transaction() as session:
+            assert await EvidenceRepository(session).delete_before(AT + timedelta(minutes=2), 10) == 2
+        assert await self._left(store, incident) == ["b2"]
