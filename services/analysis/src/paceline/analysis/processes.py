@@ -21,6 +21,7 @@ class Processes:
 
     ended: Mask  # finished in order
     dead: Mask  # gone, and not in order
+    vanished: Mask  # the part of `dead` of which nobody can say how it ended
     told: Mask  # dead because it was told to stop
     exit_code: Ints
     frozen: Mask  # stopped, or its native heartbeat stands still
@@ -41,8 +42,10 @@ def read_processes(evidence: JobEvidence, policy: JudgePolicy) -> Processes:
     kind, state = rows["exit_kind"], rows["process_state"]
     exit_code = rows["exit_code"].astype(np.int64)
     ended = (kind == ExitKind.CLEAN) | (rows["finished"] == 1)
-    gone = np.isin(kind, [ExitKind.ERROR, ExitKind.SIGNAL, ExitKind.UNKNOWN])
-    gone |= np.isin(state, [ProcessState.GONE, ProcessState.ZOMBIE])
+    gone = seen & (kind != ExitKind.NONE) | np.isin(state, [ProcessState.GONE, ProcessState.ZOMBIE])
+    explained = np.isin(kind, [ExitKind.ERROR, ExitKind.SIGNAL])
+    # An agent that only has the goodbye of a process that was told to stop knows no number.
+    stopping = (kind == ExitKind.SIGNAL) & (exit_code == 0)
     frozen = np.zeros(evidence.world_size, np.bool_)
     lost_nodes: dict[str, bool] = {}
     cancelled = evidence.job_state == "cancelled"
@@ -57,9 +60,11 @@ def read_processes(evidence: JobEvidence, policy: JudgePolicy) -> Processes:
             hardware.append(event)
         elif rank is not None and 0 <= rank < evidence.world_size:
             if event.kind is HealthKind.PROCESS_EXIT:
-                gone[rank] = event.exit_code != 0
+                gone[rank] = True
                 ended[rank] |= event.exit_code == 0
-                exit_code[rank] = event.exit_code or 0
+                if event.exit_code is not None:
+                    explained[rank] |= event.exit_code != 0
+                    exit_code[rank] = event.exit_code
             else:
                 frozen[rank] = event.kind is HealthKind.PROCESS_FROZEN
     silent_nodes = [node for node, is_lost in lost_nodes.items() if is_lost]
@@ -74,7 +79,8 @@ def read_processes(evidence: JobEvidence, policy: JudgePolicy) -> Processes:
     return Processes(
         ended=ended,
         dead=dead,
-        told=dead & np.isin(exit_code, STOP_CODES),
+        vanished=dead & ~explained,
+        told=dead & (np.isin(exit_code, STOP_CODES) | stopping),
         exit_code=exit_code,
         frozen=(stopped | stale | (frozen & alive)) & ~traced,
         stopped=stopped,

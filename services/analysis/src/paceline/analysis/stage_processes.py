@@ -95,9 +95,9 @@ def dead(situation: Situation) -> Finding | None:
         return None
     waited = _waited_for(situation, gone)
     untold = gone[~processes.told[gone]]
-    torn_down = int(processes.told.sum()) if len(untold) else 0
-    others_died = len(gone) > 1 or torn_down > 0
-    if len(waited) == 0 and not others_died and evidence.job_state != "failed":
+    explained = gone[~processes.vanished[gone] & ~processes.told[gone]]
+    crashed = len(explained) > 0 and (len(gone) > 1 or evidence.job_state == "failed")
+    if len(waited) == 0 and not crashed:
         return None  # nobody waits (yet): the end of a job, or peers that have not noticed
     candidates = untold if len(untold) else gone
     roots, certain, why = _first_deaths(situation, candidates)
@@ -105,7 +105,8 @@ def dead(situation: Situation) -> Finding | None:
         return None  # peers of a lost node fail with errors; the node is the cause
     op = _op_of(situation, roots)
     told_only = len(untold) == 0
-    where = f" before {phrase(situation, op)}" if op >= 0 else ""
+    inside = op >= 0 and bool(np.isin(situation.holders(op), roots).any())
+    where = f" {'inside' if inside else 'before'} {phrase(situation, op)}" if op >= 0 else ""
     how = "; ".join(sorted({_how(int(code)) for code in processes.exit_code[roots]})[:3])
     rest = np.setdiff1d(gone, roots)
     named: tuple[Root, ...] = rank_roots(evidence, roots, situation.policy.roots_max)
@@ -136,7 +137,9 @@ def dead(situation: Situation) -> Finding | None:
 
 
 def _how(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit status {code}" if code else "reason unknown"
+    if code < 0:
+        return f"killed by signal {-code}"
+    return f"exit status {code}" if code else "exit status not known"
 
 
 def _waited_for(situation: Situation, ranks: Ints) -> Ints:
@@ -173,6 +176,9 @@ def _first_deaths(situation: Situation, gone: Ints) -> tuple[Ints, bool, str]:
     signalled = gone[processes.exit_code[gone] < 0]
     if 0 < len(signalled) < len(gone):
         return signalled, True, "killed by a signal, the others ended with an error"
+    silent = gone[processes.vanished[gone]]
+    if 0 < len(silent) < len(gone):
+        return silent, True, "ended without a word, the others with an error"
     behind = _behind(situation, gone)
     if 0 < len(behind) < len(gone):
         return behind, True, "did not enter what the others had entered"

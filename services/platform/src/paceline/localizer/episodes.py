@@ -1,0 +1,83 @@
+"""One stall episode: which signals belong to it, what was published, what may be published next."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from paceline.analysis.judge import Judgement
+from paceline.contracts.verdicts import Verdict, VerdictClass
+
+
+class Publish(str, Enum):
+    """Why a verdict is, or is not, published."""
+
+    FIRST = "first"
+    BETTER = "better"
+    GROWN = "grown"
+    NOT_AN_INCIDENT = "not_an_incident"
+    SETTLING = "settling"
+    SAME = "same"
+    WORSE = "worse"
+    TEARDOWN = "teardown"
+    TOO_MANY = "too_many"
+
+    @property
+    def sends(self) -> bool:
+        return self in (Publish.FIRST, Publish.BETTER, Publish.GROWN)
+
+
+@dataclass(frozen=True)
+class EpisodePolicy:
+    revisions_max: int = 24
+    growth: float = 2.0  # victims must have grown by this factor ...
+    growth_min: int = 4  # ... and by this number
+
+
+@dataclass
+class Episode:
+    """State of one episode. `signals` are the (shard, signal episode) that are not yet cleared."""
+
+    id: str
+    slow: bool
+    stalled_unix_s: float
+    first_ns: int  # signal time of the first judgement
+    writer: str  # whose clock `first_ns` is
+    revision: int = 0
+    verdict: Verdict | None = None  # newest published
+    signals: set[tuple[int, str]] = field(default_factory=set)
+
+    def waited_s(self, now_ns: int, writer: str) -> float:
+        """Seconds of signal time since the episode began; begins anew with another writer's clock."""
+        if writer != self.writer:
+            self.writer, self.first_ns = writer, now_ns
+        return max(0.0, (now_ns - self.first_ns) / 1e9)
+
+
+def decide(episode: Episode, judgement: Judgement, waited_s: float, policy: EpisodePolicy) -> Publish:
+    """Whether `judgement` becomes the next revision of `episode`."""
+    new, old = judgement.verdict, episode.verdict
+    if new.verdict_class is VerdictClass.NONE:
+        return Publish.NOT_AN_INCIDENT
+    if waited_s < judgement.settle_s:
+        return Publish.SETTLING
+    if old is None:
+        return Publish.FIRST
+    if episode.revision >= policy.revisions_max:
+        return Publish.TOO_MANY
+    if _cause(new) == _cause(old):
+        grown = new.victims_count >= old.victims_count * policy.growth
+        grown &= new.victims_count >= old.victims_count + policy.growth_min
+        return Publish.GROWN if grown else Publish.SAME
+    if new.verdict_class is VerdictClass.INCONCLUSIVE:
+        return Publish.WORSE
+    if old.verdict_class is VerdictClass.INCONCLUSIVE:
+        return Publish.BETTER
+    if new.verdict_class is VerdictClass.DEAD_PROCESS:
+        return Publish.TEARDOWN  # a job that hung is killed in the end; the hang remains the cause
+    return Publish.BETTER if new.confidence >= old.confidence else Publish.WORSE
+
+
+def _cause(verdict: Verdict) -> tuple[object, ...]:
+    roots = tuple(
+        (root.kind, root.rank, root.node, root.peer_rank, root.name, root.ranks) for root in verdict.roots
+    )
+    return (verdict.verdict_class, verdict.sub_reason, roots)
