@@ -48,6 +48,7 @@ int start_heart(paceline_page_v1* page) {
   pthread_condattr_destroy(&attributes);
   pthread_mutex_init(&heart.mutex, nullptr);
   heart.stop = false;
+  beat(page);  // a page without a beat would look frozen until its thread first runs
   // Signals of the training process are for its own threads.
   sigset_t all, before;
   sigfillset(&all);
