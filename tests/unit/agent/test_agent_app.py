@@ -47,6 +47,48 @@ async def test_sequence_grows_over_a_restart_of_the_agent(
     await start_agent()
     await eventually(lambda: publisher.batches()[-1].seq > before, 15)
     assert (await rank.ask("status")).startswith("True 2")  # the process said hello again by itself
+    assert publisher.newest(RowKind.PROCESS)["flags"].tolist() == [0]
+
+
+async def test_frozen_process_is_known_to_the_next_agent(
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
+    app = await start_agent()
+    frozen, other = await start_rank(0), await start_rank(1)
+    await eventually(lambda: len(publisher.newest(RowKind.PROCESS)) == 2)
+    os.kill(frozen.pid, signal.SIGSTOP)
+    await eventually(lambda: publisher.health(HealthKind.PROCESS_FROZEN))
+    await app.stop()
+    publisher.records.clear()
+    await start_agent()
+    batch = await eventually(
+        lambda: next((b for b in publisher.batches() if len(b.table(RowKind.STATE))), None), 15
+    )
+    states = {int(row["rank"]): row["process_state"] for row in batch.table(RowKind.PROCESS)}
+    assert states[0] == ProcessState.STOPPED  # though it cannot say hello
+    assert [record.rank for record in publisher.values(NodeRecord)[-1].ranks] == [0, 1]
+    assert batch.flags & BatchFlag.SUSPECT
+    os.kill(frozen.pid, signal.SIGCONT)
+    await eventually(lambda: len(publisher.newest(RowKind.STATE)) == 2, 15)
+    assert await other.is_connected()
+
+
+async def test_process_that_died_while_there_was_no_agent(
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
+    app = await start_agent()
+    dead, alive = await start_rank(0), await start_rank(1)
+    await eventually(lambda: len(publisher.newest(RowKind.PROCESS)) == 2)
+    await app.stop()
+    await dead.end()
+    await start_agent()
+    (event,) = await eventually(lambda: publisher.health(HealthKind.PROCESS_EXIT))
+    assert (event.rank, event.exit_code) == (0, None)
+    assert event.message == "unknown: ended without a goodbye; exit status not readable"
+    await eventually(
+        lambda: publisher.newest(RowKind.PROCESS)["exit_kind"].tolist() == [ExitKind.UNKNOWN, 0], 15
+    )
+    assert await alive.is_connected()
 
 
 async def test_killed_process_leaves_last_words_and_the_signal(

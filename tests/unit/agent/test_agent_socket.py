@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from paceline.agent.socket_server import SocketError
-from paceline.contracts.agent_socket import MESSAGE_BYTES_MAX, Hello, encode_message
+from paceline.contracts.agent_socket import MESSAGE_BYTES_MAX, CommunicatorOpened, Hello, encode_message
 from paceline.contracts.batch import RowKind
 from paceline.contracts.layout import PAGE_BYTES
+from paceline.contracts.registry import CommunicatorRecord
 from paceline.probe.writer import Page
 
 Eventually = Callable[..., Awaitable[Any]]
@@ -193,11 +194,38 @@ async def test_attempt_that_gets_its_true_name(
     peer = connect()
     first = replace(HELLO, attempt="r0", attempt_source="provisional")
     await peer.say(encode_message(first), [page.page_fd, page.control_fd])
-    await eventually(lambda: app.roster.processes)
+    await peer.say(encode_message(CommunicatorOpened("0" * 15 + "1", "world", "0-1", 0, "gloo", 0)))
+    await eventually(lambda: any(job.communicators for job in app.roster.jobs.values()))
     await peer.say(encode_message(replace(HELLO, attempt="r0-8f", attempt_source="store")))
     await eventually(lambda: publisher.batches())
     assert {batch.attempt for batch in publisher.batches()} == {"r0-8f"}
     assert publisher.job().attempt == "r0-8f"  # the provisional one was never published
+    (communicator,) = publisher.values(CommunicatorRecord)
+    assert communicator.attempt == "r0-8f"  # what was open stays open
+
+
+async def test_provisional_attempt_that_is_confirmed(
+    start_agent: Any, connect: Any, page: Page, publisher: Any, eventually: Eventually
+) -> None:
+    app = await start_agent()
+    peer = connect()
+    first = replace(HELLO, attempt="r0", attempt_source="provisional")
+    await peer.say(encode_message(first), [page.page_fd, page.control_fd])
+    await eventually(lambda: app.roster.processes and app.sampler.samples > 2)
+    assert publisher.records == []
+    await peer.say(encode_message(replace(first, attempt_source="restart_count")))
+    await eventually(lambda: publisher.batches())
+    assert publisher.job().attempt_source == "restart_count"
+
+
+async def test_provisional_attempt_is_published_after_a_while(
+    start_agent: Any, connect: Any, page: Page, publisher: Any, eventually: Eventually
+) -> None:
+    await start_agent(provisional_s=0.3)
+    first = replace(HELLO, attempt="r0", attempt_source="provisional")
+    await connect().say(encode_message(first), [page.page_fd, page.control_fd])
+    await eventually(lambda: publisher.batches())
+    assert publisher.job().attempt == "r0"
 
 
 async def test_bad_communicators_are_counted_and_the_connection_stays(

@@ -12,6 +12,7 @@ from paceline.agent.process import ProcReader
 from paceline.agent.processes import OpenPage, Process
 from paceline.agent.reception import Reception
 from paceline.agent.roster import Roster
+from paceline.agent.roster_file import RosterFile
 from paceline.agent.sampler import Sampler
 from paceline.agent.settings import AgentSettings
 from paceline.agent.socket_server import SocketServer
@@ -52,6 +53,7 @@ class AgentApp:
         self._reception = Reception(settings, self.roster, proc, page_opener, self.drops, agent)
         self.sampler = Sampler(settings, clock, self.roster, self._push_frame, self.drops)
         self._server = SocketServer(settings.socket, self._reception, self.drops, settings.connections_max)
+        self._roster_file = RosterFile(settings.state_dir / "roster.json")
         self._tasks = BackgroundTasks()
         self._told: Counter[str] = Counter()
         self._repeated_ns = clock.monotonic_ns()
@@ -85,6 +87,9 @@ class AgentApp:
         backlog = self._frames.restore(self._settings.backlog_bytes_max)
         if backlog:
             log.info("backlog_found", frames=backlog)
+        restored = self._roster_file.restore(self.roster, self._settings.processes_max)
+        if restored:
+            log.info("processes_restored", count=restored)
         await self._publisher.start()
         self._tasks.spawn("agent-sample", self._sample())
         self._tasks.spawn("agent-deliver", self._deliverer.run())
@@ -109,6 +114,7 @@ class AgentApp:
         next_ns = self._clock.monotonic_ns()
         while True:
             self.sampler.sample_all()
+            self._roster_file.save(self.roster)
             self._repeat_registry()
             self._deliverer.wake()
             self._tell_metrics()

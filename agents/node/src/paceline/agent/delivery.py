@@ -24,6 +24,8 @@ FRAMES_AT_ONCE_MAX = 32
 FRAME_BYTES_AT_ONCE_MAX = 4 << 20
 RETRY_S_MIN = 0.25
 RETRY_S_MAX = 4.0
+# What a batch that follows says with BatchFlag.DROPPED.
+FRAME_DROPS = ("memory_full", "frames_full", "ring_overwritten", "backlog_too_old", "rejected")
 _KEY_LENGTH = struct.Struct("<H")
 
 EventValue = JobRecord | NodeRecord | CommunicatorRecord | HealthEvent

@@ -46,6 +46,7 @@ class Process:
     wait_status: int | None = None
     frozen_beats: int | None = None  # native beats when it was stopped, None while it is not
     exit: Exit | None = None
+    pageless_ns: int | None = None  # when a sample first found no page
 
     @property
     def rank(self) -> int:

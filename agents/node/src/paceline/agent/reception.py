@@ -1,6 +1,5 @@
 """The door: hellos are judged, admitted processes enter the roster, their messages reach it."""
 
-import asyncio
 from collections import Counter
 
 from paceline.agent.admission import Admission, Holder, Situation, decide_admission, job_owner
@@ -130,8 +129,7 @@ class Reception:
         pidfd = open_pidfd(peer.pid) if peer.pid else None
         key = (hello.job, hello.attempt)
         process = Process(key, hello, peer.uid, peer.pid, pidfd, None, connection)
-        if pidfd is not None:
-            asyncio.get_running_loop().add_reader(pidfd, self._roster.ended, process)
+        self._roster.watch(process)
         log.info("process_registered", job=hello.job, attempt=hello.attempt, rank=hello.rank, pid=hello.pid)
         return process
 

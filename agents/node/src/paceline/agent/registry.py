@@ -69,6 +69,11 @@ class LocalJob:
         return shards_for(self.world_size)
 
     @property
+    def is_provisional(self) -> bool:
+        """Whether no local rank has its final attempt yet."""
+        return all(hello.attempt_source == "provisional" for hello in self.hellos.values())
+
+    @property
     def is_authority(self) -> bool:
         """Whether this node writes the later states of the job's record."""
         return 0 in self.hellos
@@ -147,6 +152,19 @@ def open_communicator(job: LocalJob, rank: int, message: CommunicatorOpened) -> 
         job.communicators[name] = record
     job.members.setdefault(name, set()).add(rank)
     return None
+
+
+def move_communicators(old: LocalJob, new: LocalJob, rank: int) -> None:
+    """What `rank` had opened under the old name of its job is open under the new one."""
+    for name, members in old.members.items():
+        if rank not in members:
+            continue
+        members.discard(rank)
+        record = old.communicators[name]
+        shard = ids.shard_of(ids.parse_communicator(name), new.shards)
+        moved = replace(record, job=new.job, attempt=new.attempt, shard=shard, closed=False)
+        new.communicators.setdefault(name, moved)
+        new.members.setdefault(name, set()).add(rank)
 
 
 def close_communicator(job: LocalJob, rank: int, name: str) -> bool:

@@ -11,7 +11,7 @@ from paceline.agent.exits import Ended, is_cancelled, judge_end
 from paceline.agent.outbox import Outbox
 from paceline.agent.process import ProcReader
 from paceline.agent.processes import Process
-from paceline.agent.registry import JobKey, LocalJob
+from paceline.agent.registry import JobKey, LocalJob, move_communicators
 from paceline.agent.settings import AgentSettings
 from paceline.contracts.agent_socket import Hello
 from paceline.contracts.codes import ProcessState
@@ -59,7 +59,7 @@ class Roster:
     def is_public(self, job: LocalJob) -> bool:
         """A provisional attempt is held back for a while: it is about to get its true name."""
         age_ns = self._clock.monotonic_ns() - job.registered_ns
-        return job.first.attempt_source != "provisional" or age_ns >= self._settings.provisional_s * 1e9
+        return not job.is_provisional or age_ns >= self._settings.provisional_s * 1e9
 
     def sync(self, job: LocalJob) -> None:
         """Publish what changed of `job`, unless it is held back."""
@@ -71,7 +71,7 @@ class Roster:
         job = self.jobs.get(key) or self._new_job(key, hello, process.uid)
         old = self.processes.get((process.key, process.rank))
         if old is process and (process.key, process.rank) != (key, hello.rank):
-            self._leave(process)
+            self._leave(process, job)
         process.key, process.hello = key, hello
         self.processes[(key, hello.rank)] = process
         job.hellos[hello.rank] = hello
@@ -81,6 +81,11 @@ class Roster:
             job.ended_ns, job.ended_unix_s, job.end_reason = None, None, ""
             job.state, job.cancelled = JobState.STARTING, False
         return job
+
+    def watch(self, process: Process) -> None:
+        """Be told at once when the process ends; without a pidfd the next sample finds out."""
+        if process.pidfd is not None:
+            asyncio.get_running_loop().add_reader(process.pidfd, self.ended, process)
 
     def observe(self, process: Process) -> None:
         """New reading of one process; announces stops, resumptions and the end."""
@@ -158,13 +163,13 @@ class Roster:
         self._outbox.forget(job)
         del self.jobs[job.key]
 
-    def _leave(self, process: Process) -> None:
+    def _leave(self, process: Process, new: LocalJob) -> None:
         job = self.jobs[process.key]
         del self.processes[(process.key, process.rank)]
         job.hellos.pop(process.rank, None)
         job.pids.pop(process.rank, None)
-        for members in job.members.values():
-            members.discard(process.rank)
+        if job is not new:
+            move_communicators(job, new, process.rank)
 
     def _new_job(self, key: JobKey, hello: Hello, uid: int) -> LocalJob:
         for other in self.jobs.values():

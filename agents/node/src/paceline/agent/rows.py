@@ -142,12 +142,27 @@ def reduce_page(
     return Reduction(rows, RowMemory(now_ns, framed))
 
 
+def pageless_row(facts: Facts) -> Rows:
+    """The process row of a process whose page the agent does not have (any more)."""
+    row = np.zeros(1, PROCESS_ROW)
+    _put_facts(row, facts)
+    row["host_wait_rank"] = -1
+    row["flags"] = FrameFlag.PARTIAL
+    return row
+
+
+def _put_facts(row: Rows, facts: Facts) -> None:
+    row["rank"], row["pid"], row["pid_start"] = facts.rank, facts.pid, facts.pid_start
+    row["cpu_ms"] = facts.cpu_ms
+    row["context_switches"] = facts.context_switches & U32_MAX
+    row["process_state"], row["exit_kind"], row["exit_code"] = facts.state, facts.exit_kind, facts.exit_code
+
+
 def _process_row(view: PageView, facts: Facts, now_ns: int) -> Rows:
     page = view.process
     row = np.zeros(1, PROCESS_ROW)
-    row["rank"], row["pid"], row["pid_start"] = facts.rank, facts.pid, facts.pid_start
+    _put_facts(row, facts)
     row["step"], row["issued"] = page["step"], page["issued"]
-    row["cpu_ms"] = facts.cpu_ms
     row["paced_ms"] = page["paced_ns"] // np.uint64(NS_PER_MS)
     for name, stamp in (
         ("native_age_ms", "native_beat_ns"),
@@ -162,11 +177,9 @@ def _process_row(view: PageView, facts: Facts, now_ns: int) -> Rows:
     if page["host_wait"]:
         row["host_wait_age_ms"] = ages_ms(now_ns, np.array([page["host_wait_entered_ns"]], np.uint64))
     row["communicators"] = len(view.frames)
-    row["process_state"], row["exit_kind"], row["exit_code"] = facts.state, facts.exit_kind, facts.exit_code
     row["finished"] = 1 if page["finished"] else 0
     row["flags"] = FrameFlag.PARTIAL if view.partial else 0
     row["dropped"] = min(int(page["communicators_dropped"]) + int(page["operations_dropped"]), U32_MAX)
-    row["context_switches"] = facts.context_switches & U32_MAX
     return row
 
 

@@ -2,16 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from paceline.agent.batches import Sample, encode_sample, merge_rows
+from paceline.agent.delivery import FRAME_DROPS
 from paceline.agent.pages import PageFault
 from paceline.agent.processes import Process
 from paceline.agent.registry import LocalJob
 from paceline.agent.roster import Roster
-from paceline.agent.rows import Reduction, RowPolicy, Suspicion, find_suspicion, reduce_page
+from paceline.agent.rows import RowPolicy, Suspicion, find_suspicion, pageless_row, reduce_page
 from paceline.agent.settings import AgentSettings
 from paceline.contracts.batch import BatchFlag, RowKind, Rows
+from paceline.contracts.codes import ProcessState
 from paceline.contracts.registry import JobState
 from paceline.runtime.clock import Clock
 from paceline.runtime.logging import get_logger
@@ -19,13 +20,9 @@ from paceline.runtime.logging import get_logger
 log = get_logger(__name__)
 # A pid that we cannot see, without a connection and without a beat for so long, is gone.
 INVISIBLE_GONE_S = 10.0
+# The longest pause between two attempts of a process to find its agent (probe.connection), doubled.
+REHELLO_S_MAX = 15.0
 PushFrame = Callable[[str, bytes], None]  # Kafka key, value
-
-
-@dataclass(frozen=True)
-class _Read:
-    process: Process
-    suspicion: Suspicion
 
 
 class Sampler:
@@ -46,7 +43,7 @@ class Sampler:
         # Grows faster than any agent can sample, so that a restarted agent counts on from above.
         self._seq_base = int(clock.unix_s()) * 16
         self._kept: dict[Process, dict[RowKind, Rows]] = {}  # last rows of ended processes
-        self._dropped_at: int = 0
+        self._dropped_at = 0
 
     def sample_all(self) -> None:
         """One sample of every job, and the look at processes, ends and registry that goes with it."""
@@ -65,24 +62,15 @@ class Sampler:
     def sample(self, job: LocalJob, last: Process | None = None) -> None:
         """Read and publish one job now; `last` is a process whose page is read for the last time."""
         now_ns = self._clock.monotonic_ns()
-        reads = [read for process in self._roster.of_job(job.key) if (read := self._read(process, now_ns))]
-        detail = any(read.suspicion is not Suspicion.NONE for read in reads)
-        parts: list[Mapping[RowKind, Rows]] = [
-            self._reduce(read.process, now_ns, detail).rows for read in reads
-        ]
-        if last is not None and any(read.process is last for read in reads):
-            self._kept[last] = {
-                kind: rows
-                for kind, rows in parts[[read.process for read in reads].index(last)].items()
-                if kind in (RowKind.PROCESS, RowKind.STATE)
-            }
-        present = {read.process for read in reads}
-        parts += [
-            rows for process, rows in self._kept.items() if process.key == job.key and process not in present
-        ]
+        processes = self._roster.of_job(job.key)
+        suspicions = [self._read(process, now_ns) for process in processes]
+        detail = any(suspicion is not Suspicion.NONE for suspicion in suspicions)
+        parts = [self._rows_of(process, now_ns, detail, process is last) for process in processes]
         self._note_running(job, parts)
-        if parts and (reads or last is not None) and self._roster.is_public(job):
-            self._encode(job, merge_rows(parts), now_ns, detail, last is not None)
+        is_news = last is not None or any(process.exit is None for process in processes)
+        rows = merge_rows(parts)
+        if rows and is_news and self._roster.is_public(job):
+            self._encode(job, rows, now_ns, detail, last is not None)
 
     def last_words(self, process: Process) -> None:
         """The page of a process that has just ended: final rows, then it is released."""
@@ -93,9 +81,11 @@ class Sampler:
         self.sample(job, last=process)
         self._roster.release(process)
 
-    def _read(self, process: Process, now_ns: int) -> _Read | None:
+    def _read(self, process: Process, now_ns: int) -> Suspicion:
+        """Take a new snapshot where there is a page; why the process is to be looked at closely."""
         if process.page is None:
-            return None
+            stopped = process.exit is None and process.reading.state is ProcessState.STOPPED
+            return Suspicion.STOPPED if stopped else Suspicion.NONE
         try:
             process.page.beat()
             process.view = process.page.read()
@@ -104,27 +94,43 @@ class Sampler:
             log.warning("page_given_up", job=process.key[0], rank=process.rank, reason=str(error))
             process.page.close()
             process.page = None
-            return None
+            return Suspicion.NONE
         self.pages_read += 1
-        facts = process.facts
-        return _Read(process, find_suspicion(process.view, facts, now_ns, self._policy))
+        return find_suspicion(process.view, process.facts, now_ns, self._policy)
 
-    def _reduce(self, process: Process, now_ns: int, detail: bool) -> Reduction:
-        assert process.view is not None
+    def _rows_of(self, process: Process, now_ns: int, detail: bool, last: bool) -> Mapping[RowKind, Rows]:
+        """Rows from the page; of an ended process its last states, else what `/proc` says."""
+        if process.page is None or process.view is None:
+            return self._kept.get(process) or self._pageless(process, now_ns)
+        process.pageless_ns = None
         reduction = reduce_page(
             process.view, process.facts, process.memory, now_ns, self._policy, detail=detail
         )
         process.memory = reduction.memory
-        return reduction
+        if last:
+            kinds = (RowKind.PROCESS, RowKind.STATE)
+            self._kept[process] = {kind: reduction.rows[kind] for kind in kinds}
+        return reduction.rows
+
+    def _pageless(self, process: Process, now_ns: int) -> Mapping[RowKind, Rows]:
+        """Say nothing of a process that is about to send its page again, unless it cannot."""
+        if process.pageless_ns is None:
+            process.pageless_ns = now_ns
+        waited_ns = now_ns - process.pageless_ns
+        held = process.reading.state in (ProcessState.STOPPED, ProcessState.TRACED)
+        if process.exit is None and not held and waited_ns < REHELLO_S_MAX * 1e9:
+            return {}
+        return {RowKind.PROCESS: pageless_row(process.facts)}
 
     def _encode(
         self, job: LocalJob, rows: dict[RowKind, Rows], now_ns: int, detail: bool, last: bool
     ) -> None:
         flags = BatchFlag.SUSPECT if detail else BatchFlag.NONE
         flags |= BatchFlag.LAST if last else BatchFlag.NONE
-        if self._drops.total() != self._dropped_at:
+        dropped = sum(self._drops[reason] for reason in FRAME_DROPS)
+        if dropped != self._dropped_at:
             flags |= BatchFlag.DROPPED
-            self._dropped_at = self._drops.total()
+            self._dropped_at = dropped
         for shard in range(job.shards):
             job.seq[shard] = job.seq.get(shard, self._seq_base) + 1
         unix_ns = int(self._clock.unix_s() * 1e9)
