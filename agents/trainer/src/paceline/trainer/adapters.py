@@ -7,8 +7,9 @@ from paceline.trainer.guard import Guard
 from paceline.trainer.native import NativeHooks, has_native_hooks
 from paceline.trainer.operations import Describer, describers
 from paceline.trainer.probe import ProbePage
-from paceline.trainer.watch import Watch
-from paceline.trainer.wrapper import INNER, make_group_class, make_seam, make_work_class
+from paceline.trainer.settings import HookChoice
+from paceline.trainer.watch import Followed, Watch
+from paceline.trainer.wrapper import WATCH, make_group_class, make_seam, make_work_class
 
 log = logging.getLogger("paceline")
 STREAM_BACKENDS = ("nccl", "xccl", "ucc", "mpi")  # completion is on a device stream or in another world
@@ -19,10 +20,14 @@ class Adapter:
 
     def __init__(self, torch: Any, c10d: Any, native: bool, wrapper: bool) -> None:
         self.base = c10d.ProcessGroup
-        self.describer = Describer.of_torch(torch, c10d)
+        describer = Describer.of_torch(torch, c10d)
         self._work_class = make_work_class(c10d.Work)
-        self._native = NativeHooks(self.describer) if native else None
-        self._group_class = make_group_class(self.base, describers(self.describer)) if wrapper else None
+        self._native = NativeHooks(describer) if native else None
+        self._group_class = (
+            make_group_class(self.base, describers(describer), torch.distributed.HashStore())
+            if wrapper
+            else None
+        )
         self.seam = make_seam(self.base, self._make_group)
 
     def _make_group(self, *arguments: Any, **keywords: Any) -> Any:
@@ -35,37 +40,40 @@ class Adapter:
 
     def wraps(self, backend: str) -> bool:
         """Whether a group of this backend string (`gloo`, `cpu:gloo,cuda:nccl`) is made by the seam."""
-        if self._group_class is None:
-            return False
-        names = [part.partition(":")[2] or part for part in backend.split(",")]
-        return any(name not in STREAM_BACKENDS for name in names)
+        return self._group_class is not None and any(name not in STREAM_BACKENDS for name in _names(backend))
 
     def can_observe(self, group: Any) -> bool:
         """Whether `observe` can do anything with this object."""
-        if isinstance(group, self.base):
-            return self._native is not None or hasattr(group, INNER)
-        return False
+        return isinstance(group, self.base) and (self._native is not None or hasattr(group, WATCH))
 
-    def observe(self, group: Any, page: ProbePage, slot: int, guard: Guard, backend: str) -> None:
+    def observe(
+        self, group: Any, page: ProbePage, slot: int, guard: Guard, followed: Followed, backend: str
+    ) -> None:
         """From now on every operation of `group` is told to `page`."""
-        mixed = any(name in backend for name in STREAM_BACKENDS) or backend == "undefined"
-        watch = Watch(page, slot, guard, self._work_class, cpu_only=mixed)
-        if hasattr(group, INNER):
+        names = _names(backend)
+        streams = all(name in STREAM_BACKENDS for name in names)
+        mixed = any(name in STREAM_BACKENDS or name == "undefined" for name in names) and not streams
+        watch = Watch(page, slot, guard, followed, self._work_class, cpu_only=mixed, streams=streams)
+        if hasattr(group, WATCH):
             group.paceline_watch = watch
         elif self._native is not None:
             self._native.observe(group, watch)
 
 
-def choose_adapter(choice: str, torch: Any, c10d: Any) -> Adapter | None:
-    """The adapter for `auto`, `wrapper`, `native` or `off`; None where nothing is to be observed.
+def _names(backend: str) -> list[str]:
+    return [part.partition(":")[2] or part for part in backend.split(",")]
 
-    Native hooks need no wrapper around a group; a torch without them gets the wrapper.
+
+def choose_adapter(choice: HookChoice, torch: Any, c10d: Any) -> Adapter | None:
+    """The adapter for a choice, from what this torch has; None where nothing is to be observed.
+
+    `auto` takes the wrapper where work ends on the host, because torch's native hooks tell neither
+    the reduce op nor the end of a send, and the native hooks, where torch has them, for all else.
     """
     if choice == "off":
         return None
     native = has_native_hooks(c10d.ProcessGroup)
     if choice == "native" and not native:
         log.warning("PACELINE_HOOK=native: this torch has no native hooks; using the wrapper")
-    if choice == "wrapper":
-        native = False
-    return Adapter(torch, c10d, native=native, wrapper=not native)
+        choice = "auto"
+    return Adapter(torch, c10d, native=native and choice != "wrapper", wrapper=choice != "native")

@@ -1,8 +1,9 @@
-"""Puts the hook into torch.distributed: four names of c10d are replaced, nothing else.
+"""Puts the hook into torch.distributed: five names of c10d are replaced, nothing else.
 
-`_new_process_group_helper` makes every group of every caller, so it is the one place to observe
-from. `init_process_group` and `destroy_process_group` mark begin and end, `_store_based_barrier`
-marks a wait. Each replacement calls the original with what it was given, whatever happens here.
+`_new_process_group_helper` makes every group but those of `split_group`, so these two are the place
+to observe from. `init_process_group` and `destroy_process_group` mark begin and end,
+`_store_based_barrier` marks a wait. Each replacement calls the original with what it was given,
+whatever happens here.
 """
 
 import functools
@@ -19,6 +20,7 @@ from paceline.contracts.codes import HostWait, Phase
 from paceline.trainer.adapters import Adapter, choose_adapter
 from paceline.trainer.guard import Guard
 from paceline.trainer.session import Group, OpenGroup, Session
+from paceline.trainer.settings import HookChoice
 
 log = logging.getLogger("paceline")
 MARK = "_paceline_original"
@@ -31,7 +33,9 @@ OpenSession = Callable[[str], "Session | None"]
 class Hook:
     """The replacements of one process; `open_session(init_method)` gives None where nothing is to be done."""
 
-    def __init__(self, torch: Any, c10d: Any, open_session: OpenSession, choice: str, guard: Guard) -> None:
+    def __init__(
+        self, torch: Any, c10d: Any, open_session: OpenSession, choice: HookChoice, guard: Guard
+    ) -> None:
         self._torch = torch
         self._c10d = c10d
         self._open_session = open_session
@@ -41,6 +45,7 @@ class Hook:
         self._adapter: Adapter | None = None
         self._lock = threading.Lock()
         self._swapped = 0
+        self._replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         self._open: list[tuple[weakref.ref[Any], OpenGroup]] = []
         helper = getattr(c10d, HELPER, None)
         self._signature = inspect.signature(helper) if helper is not None else None
@@ -52,9 +57,29 @@ class Hook:
         self._replace(HELPER, self._around_new_group)
         self._replace("init_process_group", self._around_init)
         self._replace("destroy_process_group", self._around_destroy)
-        if hasattr(self._c10d, "_store_based_barrier"):
-            self._replace("_store_based_barrier", self._around_store_barrier)
+        for name, around in (
+            ("split_group", self._around_split),
+            ("_store_based_barrier", self._around_store_barrier),
+        ):
+            if hasattr(self._c10d, name):
+                self._replace(name, around)
         return True
+
+    def uninstall(self) -> None:
+        """Give torch its own functions back; groups made meanwhile stay as they are."""
+        for name, (original, replacement) in self._replaced.items():
+            for module in (self._c10d, sys.modules.get("torch.distributed")):
+                if getattr(module, name, None) is replacement:
+                    setattr(module, name, original)
+        self._replaced.clear()
+
+    def forget_session(self) -> None:
+        """In a forked child: what was open belongs to the parent, and the child may begin anew."""
+        if self.session is not None:
+            self.session.abandon()
+            self.session = None
+            self.guard = Guard()
+            self._open = []
 
     def _replace(self, name: str, around: Callable[..., Any]) -> None:
         original = getattr(self._c10d, name)
@@ -64,10 +89,10 @@ class Hook:
             return around(original, arguments, keywords)
 
         setattr(replacement, MARK, original)
-        setattr(self._c10d, name, replacement)
-        package = sys.modules.get("torch.distributed")
-        if package is not None and getattr(package, name, None) is original:
-            setattr(package, name, replacement)
+        self._replaced[name] = (original, replacement)
+        for module in (self._c10d, sys.modules.get("torch.distributed")):
+            if getattr(module, name, None) is original:
+                setattr(module, name, replacement)
 
     def _around_init(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         method = keywords.get("init_method") or (arguments[1] if len(arguments) > 1 else None) or ""
@@ -143,10 +168,11 @@ class Hook:
             rank=int(bound["group_rank"]),
             backend=str(bound["backend"]).lower(),
         )
-        if not bound["global_ranks_in_group"]:
-            session = self._begin("")
-            if session is not None:
-                session.join_world(group.rank, len(ranks), bound.get("store"))
+        session = self._begin("")
+        if session is not None and not bound["global_ranks_in_group"]:
+            session.join_world(group.rank, len(ranks), bound.get("store"))
+        elif session is not None and session.hello.world_size == 0:  # attached after init_process_group
+            session.join_world(self._c10d.get_rank(), self._c10d.get_world_size(), bound.get("store"))
         if self._adapter is None and self.session is not None:
             self._adapter = choose_adapter(self._choice, self._torch, self._c10d)
         return group
@@ -165,7 +191,26 @@ class Hook:
         opened = self.session.open_group(creation)
         self._open.append((weakref.ref(group), opened))
         if opened.slot >= 0:
-            self._adapter.observe(group, self.session.page, opened.slot, self.session.guard, creation.backend)
+            session = self.session
+            self._adapter.observe(
+                group, session.page, opened.slot, session.guard, session.followed, creation.backend
+            )
+
+    def _around_split(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        result = original(*arguments, **keywords)
+        if result is not None and self.session is not None:
+            self.guard.attempt("split group", lambda: self._observe(result, self._read_group(result)))
+        return result
+
+    def _read_group(self, group: Any) -> Group:
+        """A group that torch made without the helper, as torch itself describes it."""
+        return Group(
+            name=str(group.group_name),
+            description=str(group.group_desc or ""),
+            ranks=tuple(self._c10d.get_process_group_ranks(group)),
+            rank=int(group.rank()),
+            backend=str(self._c10d.get_backend_config(group)).lower(),
+        )
 
     def _around_destroy(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         result = original(*arguments, **keywords)

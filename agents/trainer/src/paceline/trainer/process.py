@@ -3,8 +3,10 @@
 import atexit
 import importlib
 import logging
+import multiprocessing.util
 import os
 import sys
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,11 +17,12 @@ from paceline.contracts.codes import Phase
 from paceline.trainer.guard import Guard
 from paceline.trainer.hook import C10D, Hook
 from paceline.trainer.probe import NativeProbe, ProbeFactory
-from paceline.trainer.session import Session
+from paceline.trainer.session import EXIT_WAIT_S_MAX, Session
 from paceline.trainer.settings import TrainerSettings, read_settings
 from paceline.trainer.surroundings import read_surroundings
 
 log = logging.getLogger("paceline")
+MESSAGE_CHARACTERS_MAX = 500
 PHASES = {
     "init": Phase.INIT,
     "train": Phase.TRAIN,
@@ -47,6 +50,7 @@ class Process:
         self.steps = 0
         self._declares_steps = False
         self._leader: weakref.ref[Any] | None = None
+        self._ended = False
         self._phases: list[tuple[Phase, str]] = []
 
     @property
@@ -79,6 +83,9 @@ class Process:
         torch = sys.modules.get("torch")
         around = read_surroundings(init_method)
         version = str(getattr(torch, "__version__", ""))
+        # A forked child of multiprocessing ends without atexit; negative: after its own children.
+        multiprocessing.util.Finalize(None, self._at_exit, exitpriority=-100)
+        self._ended = False
         try:
             return Session(self.settings, os.environ, self.probe, around, version)
         except (OSError, ImportError) as error:
@@ -154,20 +161,25 @@ class Process:
             session.guard.attempt("declare", lambda: session.declare(name, coordinates))
 
     def _at_exit(self) -> None:
-        session = self.session
-        if session is None or self.hook is None:
+        session = self.hook.session if self.hook is not None else None
+        if session is None or self._ended or os.getpid() != session.hello.pid:
             return
+        self._ended = True
+        try:
+            session.await_followed(EXIT_WAIT_S_MAX, time.sleep)
+        except KeyboardInterrupt:
+            log.debug("interrupted while operations were in flight")
         # Set by the interpreter when it has printed an uncaught exception; SystemExit leaves no trace.
         error = getattr(sys, "last_value", None)
-        reason, message = (
-            ("error", f"{type(error).__name__}: {error}") if error is not None else ("finished", "")
-        )
-        session.guard.attempt("finish", lambda: session.finish(reason, message[:500]))
+        reason, message = "finished", ""
+        if error is not None:
+            reason, message = "error", f"{type(error).__name__}: {error}"[:MESSAGE_CHARACTERS_MAX]
+        session.guard.attempt("finish", lambda: session.finish(reason, message))
 
     def _in_child(self) -> None:
         """A forked child owns no page of its parent; it may open its own."""
-        if self.hook is not None and self.hook.session is not None:
-            self.hook.session.abandon()
+        if self.hook is not None:
+            self.hook.forget_session()
 
 
 _process: Process | None = None

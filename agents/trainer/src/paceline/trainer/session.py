@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +16,12 @@ from paceline.trainer.heartbeat import Heartbeat
 from paceline.trainer.nonce import NonceReader
 from paceline.trainer.probe import Link, NoLink, ProbeFactory, ProbePage
 from paceline.trainer.settings import HEARTBEATS_HZ, TrainerSettings
+from paceline.trainer.watch import Followed
 
 log = logging.getLogger("paceline")
 GOODBYE_TIMEOUT_S = 0.5
+EXIT_WAIT_S_MAX = 1900.0  # above torch's own timeout of 30 minutes, which ends every operation of gloo
+EXIT_POLL_S = 0.02
 MEMBERSHIPS_MAX = 256  # groups a coordinate is looked for in; a page holds 64 communicators at a time
 UNNAMED = ("", "undefined", "default_pg")
 
@@ -59,6 +62,7 @@ class Session:
     ) -> None:
         self.settings = settings
         self.guard = Guard()
+        self.followed = Followed()
         self._environment = environment
         self._lock = threading.RLock()
         self._instances: dict[int, int] = {}
@@ -183,6 +187,16 @@ class Session:
 
     def set_host_wait(self, kind: HostWait, name: str = "", rank: int = -1) -> None:
         self.page.set_host_wait(int(kind), name, rank)
+
+    def await_followed(self, timeout_s: float, pause: Callable[[float], None]) -> bool:
+        """Wait until torch has reported every operation that is still in flight (see `Followed`)."""
+        waited_s = 0.0
+        while len(self.followed) and waited_s < timeout_s:
+            pause(EXIT_POLL_S)
+            waited_s += EXIT_POLL_S
+        if waited_s:
+            pause(EXIT_POLL_S)  # the last report is still on its way out of Python
+        return not len(self.followed)
 
     def finish(self, reason: str, message: str = "") -> None:
         """Orderly end; waits at most STOP_TIMEOUT_S and GOODBYE_TIMEOUT_S."""

@@ -4,12 +4,39 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from paceline.contracts.codes import FrameFlag
 from paceline.trainer.guard import Guard
 from paceline.trainer.operations import Arguments, Describe, Description, Keywords
 from paceline.trainer.probe import ProbePage
 
 UNSEEN = -1
+FOLLOWED_MAX = 65_536  # operations whose end is awaited, all communicators together
 WrapWork = Callable[[Any, Callable[[bool], None]], Any]
+
+
+class Followed:
+    """Operations whose end torch will report from a thread of its own.
+
+    Such a report while the interpreter is being finalized would abort the process (a thread that
+    asks for the GIL then is ended inside C++), so the end of the process waits for them. torch
+    itself waits for the same operations a moment later, when the groups are destroyed.
+    """
+
+    def __init__(self) -> None:
+        self._tickets: dict[int, bool] = {}
+
+    def add(self, ticket: int) -> bool:
+        """False where too many are followed already."""
+        if len(self._tickets) >= FOLLOWED_MAX:
+            return False
+        self._tickets[ticket] = True
+        return True
+
+    def remove(self, ticket: int) -> None:
+        self._tickets.pop(ticket, None)
+
+    def __len__(self) -> int:
+        return len(self._tickets)
 
 
 class Watch:
@@ -20,11 +47,31 @@ class Watch:
     whose Work has no future (gloo's send and receive).
     """
 
-    __slots__ = ("_complete", "_enter", "_returned", "cpu_only", "guard", "slot", "wrap_work")
+    __slots__ = (
+        "_complete",
+        "_enter",
+        "_followed",
+        "_page",
+        "_returned",
+        "_untold",
+        "cpu_only",
+        "guard",
+        "slot",
+        "streams",
+        "wrap_work",
+    )
 
     def __init__(
-        self, page: ProbePage, slot: int, guard: Guard, wrap_work: WrapWork, cpu_only: bool = False
+        self,
+        page: ProbePage,
+        slot: int,
+        guard: Guard,
+        followed: Followed,
+        wrap_work: WrapWork,
+        cpu_only: bool = False,
+        streams: bool = False,
     ) -> None:
+        self._page = page
         self._enter = page.enter
         self._returned = page.returned
         self._complete = page.complete
@@ -32,6 +79,9 @@ class Watch:
         self.guard = guard
         self.wrap_work = wrap_work
         self.cpu_only = cpu_only
+        self.streams = streams  # the end of an operation is on a device stream, which no future tells
+        self._followed = followed
+        self._untold = False
 
     def enter(self, describe: Describe, arguments: Arguments, keywords: Keywords) -> int:
         """A ticket, or UNSEEN where this operation is not for this hook or the hook is off."""
@@ -62,29 +112,33 @@ class Watch:
             if work is None:
                 self._complete(ticket, False)
                 return work
-            if point_to_point or not self._follows(ticket, work):
+            if point_to_point or not self._follow(ticket, work):
                 return self.wrap_work(work, partial(self._finish, ticket))
         except Exception as error:
             self.guard.trip("returned", error)
         return work
 
-    def follow(self, ticket: int, work: Any) -> None:
-        """Complete `ticket` when `work` does; torch runs the callback before `work.wait()` returns."""
-        work.get_future().add_done_callback(partial(self._settle, ticket))
-
     def issued_elsewhere(self, ticket: int, work: Any) -> None:
-        """As `issued` where the caller's Work cannot be replaced: without a future the end is unknown."""
+        """As `issued` where the caller's Work cannot be replaced; an end nobody tells is flagged so."""
         try:
             self._returned(ticket)
-            if work is None or not self._follows(ticket, work):
-                self._complete(ticket, False)
+            if work is not None and not self.streams and self._follow(ticket, work):
+                return
+            if work is not None and not self._untold:
+                self._untold = True
+                self._page.add_flags(self.slot, int(FrameFlag.COMPLETION_UNOBSERVABLE))
+            self._complete(ticket, False)
         except Exception as error:
             self.guard.trip("returned", error)
 
-    def _follows(self, ticket: int, work: Any) -> bool:
+    def _follow(self, ticket: int, work: Any) -> bool:
+        """Have torch call back when `work` ends, which it does before `work.wait()` returns."""
+        if not self._followed.add(ticket):
+            return False
         try:
-            self.follow(ticket, work)
-        except RuntimeError:
+            work.get_future().add_done_callback(partial(self._settle, ticket))
+        except RuntimeError:  # gloo's send, receive and reduce_scatter have no future
+            self._followed.remove(ticket)
             return False
         return True
 
@@ -95,6 +149,7 @@ class Watch:
             self._finish(ticket, True)
         else:
             self._finish(ticket, False)
+        self._followed.remove(ticket)
 
     def _finish(self, ticket: int, failed: bool) -> None:
         try:

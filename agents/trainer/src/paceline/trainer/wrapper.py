@@ -1,9 +1,12 @@
-"""The ProcessGroup wrapper: the seam for gloo and every backend without native hooks.
+"""The ProcessGroup wrapper: the seam for gloo and every backend whose work ends on the host.
 
-c10d calls a ProcessGroup from Python and from C++ (DDP's reducer, functional collectives). Only an
-object whose methods C++ finds through the trampoline sees both, so the group that c10d gets is a
-subclass that holds a plain group with the same backends and hands every call on to it
-(docs/adr/0008-how-the-hook-gets-in.md).
+c10d calls a ProcessGroup from Python and from C++ (DDP's reducer, functional collectives). Only a
+subclass, whose methods C++ finds through the trampoline, sees both. Two forms, chosen by what the
+constructor of this torch can make (docs/adr/0008-how-the-hook-gets-in.md):
+
+- derived: the subclass is the group and calls its base. torch's own hooks keep working.
+- holding: the subclass holds a plain group with the same backends and hands every call on to it,
+  for a torch whose constructor with a store makes no trampoline (2.13).
 """
 
 from collections.abc import Callable, Mapping
@@ -12,18 +15,53 @@ from typing import Any
 from paceline.trainer.operations import POINT_TO_POINT, Describe
 from paceline.trainer.watch import UNSEEN
 
-INNER = "paceline_inner"
 WATCH = "paceline_watch"
 _MIRRORED = ("_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc")
 _BY_STORE = ("get_group_store", "split_group", "merge_remote_group")
+# C++ asks for the newer name and then for the older one; a derived class with both calls itself for ever.
+_RENAMED = {
+    "_allgather_base": "all_gather_single",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "alltoall_base": "all_to_all_single",
+    "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
+}
 
 
-def make_group_class(base: Any, describers: Mapping[str, Describe]) -> Any:
-    """A subclass of torch's ProcessGroup, made from `ProcessGroup` itself at run time."""
-    members: dict[str, Any] = {"__doc__": "A process group seen by Paceline.", "__init__": _initializer(base)}
+def make_group_class(base: Any, describers: Mapping[str, Describe], store: Any) -> Any:
+    """A subclass of torch's ProcessGroup in the form this torch allows; `store` is for a trial."""
+    derived = _derived_class(base, describers)
+    try:
+        derived(store, 0, 1)
+    except (TypeError, RuntimeError):
+        return _holding_class(base, describers)
+    return derived
+
+
+def _derived_class(base: Any, describers: Mapping[str, Describe]) -> Any:
+    members: dict[str, Any] = {"__doc__": "A process group seen by Paceline.", WATCH: None}
+    for name, describe in describers.items():
+        if hasattr(base, name) and not hasattr(base, _RENAMED.get(name, "")):
+            method = _observed(getattr(base, name), describe, name in POINT_TO_POINT, _itself)
+            # pybind11 knows a call of the base from inside an override by the name of the frame.
+            method.__code__ = method.__code__.replace(co_name=name)
+            members[name] = method
+    return type("ObservedProcessGroup", (base,), members)
+
+
+def _holding_class(base: Any, describers: Mapping[str, Describe]) -> Any:
+    def __init__(self: Any, store: Any, rank: int, size: int) -> None:
+        base.__init__(self, rank, size)
+        self.paceline_inner = base(store, rank, size)
+
+    members: dict[str, Any] = {
+        "__doc__": "A process group seen by Paceline.",
+        WATCH: None,
+        "__init__": __init__,
+    }
     for name, describe in describers.items():
         if hasattr(base, name):
-            members[name] = _observed(getattr(base, name), describe, name in POINT_TO_POINT)
+            members[name] = _observed(getattr(base, name), describe, name in POINT_TO_POINT, _inner)
     for name in _MIRRORED:
         members[name] = _mirrored(getattr(base, name))
     for name in filter(lambda name: hasattr(base, name), _BY_STORE):
@@ -31,26 +69,26 @@ def make_group_class(base: Any, describers: Mapping[str, Describe]) -> Any:
     return type("ObservedProcessGroup", (base,), members)
 
 
-def _initializer(base: Any) -> Callable[..., None]:
-    def __init__(self: Any, store: Any, rank: int, size: int) -> None:
-        # The constructor that takes a store makes no trampoline object in torch 2.13.
-        base.__init__(self, rank, size)
-        setattr(self, INNER, base(store, rank, size))
-        setattr(self, WATCH, None)
-
-    return __init__
+def _itself(group: Any) -> Any:
+    return group
 
 
-def _observed(call: Callable[..., Any], describe: Describe, point_to_point: bool) -> Callable[..., Any]:
+def _inner(group: Any) -> Any:
+    return group.paceline_inner
+
+
+def _observed(
+    call: Callable[..., Any], describe: Describe, point_to_point: bool, target: Callable[[Any], Any]
+) -> Any:
     def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
         watch = self.paceline_watch
         if watch is None or watch.guard.off:
-            return call(self.paceline_inner, *arguments, **keywords)
+            return call(target(self), *arguments, **keywords)
         ticket = watch.enter(describe, arguments, keywords)
         if ticket == UNSEEN:
-            return call(self.paceline_inner, *arguments, **keywords)
+            return call(target(self), *arguments, **keywords)
         try:
-            work = call(self.paceline_inner, *arguments, **keywords)
+            work = call(target(self), *arguments, **keywords)
         except BaseException:
             watch.fail(ticket)
             raise
