@@ -37,6 +37,14 @@ class DemoJob:
     def logs(self) -> Path:
         return self._home
 
+    @property
+    def launcher_pid(self) -> int | None:
+        return self._ranks.pid
+
+    def ranks_status(self) -> int | None:
+        """Exit status of the job, None while it runs."""
+        return self._ranks.exit_status
+
     def launch_ranks(self) -> None:
         """On the main thread; the ranks find the agent when it comes."""
         environment = {
