@@ -1,5 +1,7 @@
 """The detector on a real Kafka: hang, garbage, restart in the middle of a hang."""
 
+from typing import Any
+
 from paceline.contracts.batch import BatchKind, RowKind
 from paceline.contracts.topics import FRAMES
 from paceline.detector import DetectorApp
@@ -7,13 +9,15 @@ from paceline.detector import DetectorApp
 START_S, HANG_S = 60, 30
 
 
-async def until_watched(app, eventually, job):
+async def until_watched(app: Any, eventually: Any, job: Any) -> None:
     await eventually(
         lambda: any(key.job == job.job and h.tick_seq > 5 for key, h in app.core.held.items()), START_S
     )
 
 
-async def test_hang_is_signalled_and_cleared(detector_settings, fake_job, agents, ear, eventually):
+async def test_hang_is_signalled_and_cleared(
+    detector_settings: Any, fake_job: Any, agents: Any, ear: Any, eventually: Any
+) -> None:
     job = fake_job()
     app = DetectorApp(detector_settings())
     await app.start()
@@ -34,8 +38,8 @@ async def test_hang_is_signalled_and_cleared(detector_settings, fake_job, agents
 
 
 async def test_garbage_becomes_dead_letters_and_stops_nothing(
-    detector_settings, fake_job, agents, producer, ear, eventually
-):
+    detector_settings: Any, fake_job: Any, agents: Any, producer: Any, ear: Any, eventually: Any
+) -> None:
     job = fake_job()
     app = DetectorApp(detector_settings())
     await app.start()
@@ -53,8 +57,8 @@ async def test_garbage_becomes_dead_letters_and_stops_nothing(
 
 
 async def test_killed_in_a_hang_the_next_detector_goes_on_with_the_same_episode(
-    detector_process, detector_settings, fake_job, agents, ear, eventually
-):
+    detector_process: Any, detector_settings: Any, fake_job: Any, agents: Any, ear: Any, eventually: Any
+) -> None:
     job = fake_job()
     first = detector_process("d1")
     crew = agents(job)
@@ -84,8 +88,8 @@ async def test_killed_in_a_hang_the_next_detector_goes_on_with_the_same_episode(
 
 
 async def test_two_detectors_share_jobs_and_one_takes_over_when_the_other_stops(
-    detector_settings, fake_job, agents, ear, eventually
-):
+    detector_settings: Any, fake_job: Any, agents: Any, ear: Any, eventually: Any
+) -> None:
     jobs = [fake_job() for _ in range(6)]
     apps = [DetectorApp(detector_settings(name)) for name in ("d1", "d2")]
     for app in apps:
@@ -93,7 +97,7 @@ async def test_two_detectors_share_jobs_and_one_takes_over_when_the_other_stops(
     try:
         crews = [agents(job) for job in jobs]
 
-        def shared():
+        def shared() -> Any:
             return {key.job for app in apps for key in app.core.held} >= {job.job for job in jobs}
 
         await eventually(shared, START_S)

@@ -1,6 +1,8 @@
 """Late, repeated, torn, hostile and restarted senders; bounds; silence."""
 
+import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,12 +26,12 @@ from paceline.contracts.codes import ExitKind
 STALLED = DecisionKind.STALLED
 
 
-def block_of(**bounds) -> JobBlock:
+def block_of(**bounds: Any) -> JobBlock:
     return JobBlock(DetectionPolicy(bounds=Bounds(**bounds)))
 
 
 class TestSenders:
-    def test_repeated_record_counts_no_stillness(self, fake_job, watch):
+    def test_repeated_record_counts_no_stillness(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         batches = job.sample()
@@ -38,7 +40,7 @@ class TestSenders:
         assert seen.block.members.still.max() <= 1
         assert seen.block.refused[Refusal.DUPLICATE] == 8
 
-    def test_late_record_does_not_undo_a_newer_one(self, fake_job, watch):
+    def test_late_record_does_not_undo_a_newer_one(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         old = job.batch("node0")
@@ -46,7 +48,7 @@ class TestSenders:
         seen.block.apply([job.batch("node0"), old])
         assert seen.block.members.completed[0] == job.member[7, 0].completed
 
-    def test_restarted_agent_is_heard(self, fake_job, watch):
+    def test_restarted_agent_is_heard(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.seq = dict.fromkeys(job.seq, 0)
@@ -55,7 +57,7 @@ class TestSenders:
         assert seen.block.refused[Refusal.SENDER_RESTARTED] == 2
         assert seen.block.members.completed[0] == job.member[7, 0].completed
 
-    def test_rebooted_node_is_heard(self, fake_job, watch):
+    def test_rebooted_node_is_heard(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.run(1.0)
@@ -64,7 +66,7 @@ class TestSenders:
         seen.block.apply([later])
         assert seen.block.members.completed[0] == job.member[7, 0].completed
 
-    def test_gap_is_counted(self, fake_job, watch):
+    def test_gap_is_counted(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.batch("node0")  # never arrives
@@ -72,7 +74,7 @@ class TestSenders:
         seen.tick()
         assert seen.block.refused[Refusal.SEQUENCE_GAP] == 1
 
-    def test_chunks_of_one_sample_are_one_sample(self, fake_job):
+    def test_chunks_of_one_sample_are_one_sample(self, fake_job: Any) -> None:
         job = fake_job()
         job.peers[7, 0] = [(1, 0, 990.0), (2, 0, 990.0)]
         whole = job.batch("node0")
@@ -87,7 +89,7 @@ class TestSenders:
         assert len(block.members) == 4
         assert len(block.senders["node0"].extras[RowKind.PEER]) == 2
 
-    def test_evidence_of_the_sample_before_is_replaced(self, fake_job, watch):
+    def test_evidence_of_the_sample_before_is_replaced(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         job.peers[7, 0] = [(1, 0, 990.0)]
         seen = watch(job)
@@ -95,7 +97,7 @@ class TestSenders:
         seen.healthy(1)
         assert seen.block.senders["node0"].extras == {}
 
-    def test_node_that_leaves_with_its_processes_is_not_silent(self, fake_job, watch):
+    def test_node_that_leaves_with_its_processes_is_not_silent(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         for rank in job.ranks_of("node1"):
@@ -105,7 +107,19 @@ class TestSenders:
         seen.idle(20)
         assert DecisionKind.HEARTBEAT_LOST not in seen.kinds()
 
-    def test_members_of_a_silent_node_do_not_hide_a_stall(self, fake_job, watch):
+    def test_slow_sampler_is_not_silent_and_its_stall_is_found(self, fake_job: Any, watch: Any) -> None:
+        job = fake_job()
+        seen = watch(job)
+        for second in range(120):
+            job.run(1.0)
+            seen.tick(job.sample() if second % 10 == 0 else [])
+        job.hang(7, missing=[3])
+        for second in range(45):
+            job.wait(1.0)
+            seen.tick(job.sample() if second % 10 == 0 else [])
+        assert {decision.kind for decision in seen.decisions} == {STALLED}
+
+    def test_members_of_a_silent_node_do_not_hide_a_stall(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.silent = {"node1"}
@@ -115,31 +129,31 @@ class TestSenders:
 
 
 class TestBounds:
-    def test_rank_beyond_the_bound_is_refused_and_the_rest_is_taken(self, fake_job):
+    def test_rank_beyond_the_bound_is_refused_and_the_rest_is_taken(self, fake_job: Any) -> None:
         block = block_of(ranks_max=6)
         block.apply(fake_job().sample())
         assert (len(block.members), len(block.processes)) == (6, 6)
         assert block.refused[Refusal.RANK_OUT_OF_RANGE] == 4
 
-    def test_communicators_beyond_the_bound(self, fake_job):
+    def test_communicators_beyond_the_bound(self, fake_job: Any) -> None:
         block = block_of(communicators_max=2)
         block.apply(fake_job(comms={7: range(8), 8: [0, 1], 9: [2, 3]}).sample())
         assert len(block.members.comms) == 2
         assert block.refused[Refusal.COMMUNICATORS_FULL] == 2
 
-    def test_members_beyond_the_bound(self, fake_job):
+    def test_members_beyond_the_bound(self, fake_job: Any) -> None:
         block = block_of(members_max=5)
         block.apply(fake_job().sample())
         assert len(block.members) == 5
         assert block.refused[Refusal.MEMBERS_FULL] == 3
 
-    def test_nodes_beyond_the_bound(self, fake_job):
+    def test_nodes_beyond_the_bound(self, fake_job: Any) -> None:
         block = block_of(nodes_max=1)
         block.apply(fake_job().sample())
         assert list(block.senders) == ["node0"]
         assert block.refused[Refusal.NODES_FULL] == 1
 
-    def test_evidence_rows_beyond_the_bound(self, fake_job):
+    def test_evidence_rows_beyond_the_bound(self, fake_job: Any) -> None:
         job = fake_job()
         job.peers[7, 0] = [(peer, 0, 990.0) for peer in range(1, 8)]
         block = block_of(extra_rows_max=3)
@@ -147,7 +161,7 @@ class TestBounds:
         assert len(block.senders["node0"].extras[RowKind.PEER]) == 3
         assert block.refused[Refusal.EXTRA_ROWS_FULL] == 4
 
-    def test_same_member_twice_in_one_record(self, fake_job):
+    def test_same_member_twice_in_one_record(self, fake_job: Any) -> None:
         batch = fake_job().batch("node0")
         state = np.concatenate([batch.table(RowKind.STATE)] * 2)
         block = block_of()
@@ -155,7 +169,7 @@ class TestBounds:
         assert len(block.members) == 4
 
 
-def hostile(kind):
+def hostile(kind: Any) -> Any:
     """Rows of random bytes of one kind."""
     size = ROW_DTYPES[kind].itemsize
     return st.binary(min_size=size, max_size=size * 6).map(
@@ -175,7 +189,7 @@ class TestProperties:
         ),
         seqs=st.lists(st.integers(0, 2**63), min_size=1, max_size=4),
     )
-    def test_hostile_rows_never_raise(self, rows, seqs):
+    def test_hostile_rows_never_raise(self, rows: Any, seqs: Any) -> None:
         block = block_of(ranks_max=2**31)
         for index, seq in enumerate(seqs):
             batch = Batch(BatchKind.FRAMES, "j", "a", "n", 0, 1, seq, index * 10**9, index * 10**9, rows)
@@ -186,13 +200,13 @@ class TestProperties:
 
     @settings(max_examples=40, deadline=None)
     @given(st.binary(max_size=300))
-    def test_garbage_is_a_batch_error(self, data):
+    def test_garbage_is_a_batch_error(self, data: Any) -> None:
         with pytest.raises(BatchError):
             decode_batch(data)
 
     @settings(max_examples=60, deadline=None)
     @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=40))
-    def test_members_table_is_a_dictionary(self, pairs):
+    def test_members_table_is_a_dictionary(self, pairs: Any) -> None:
         members, expected = Members(1000, 1000), {}
         for step, (comm, rank) in enumerate(pairs, 1):
             row = np.zeros(1, STATE_ROW)
@@ -212,8 +226,8 @@ class TestProperties:
 
     @settings(max_examples=20, deadline=None)
     @given(order=st.permutations(list(range(12))), missing=st.integers(0, 7))
-    def test_order_of_nodes_within_a_second_does_not_matter(self, order, missing):
-        from paceline_tests_fake_job import FakeJob
+    def test_order_of_nodes_within_a_second_does_not_matter(self, order: Any, missing: Any) -> None:
+        FakeJob: Any = sys.modules["paceline_tests_fake_job"].FakeJob
 
         outcomes = []
         for arrangement in (list(range(12)), order):

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -13,16 +14,16 @@ SLOW, CLEAR = DecisionKind.SLOW, DecisionKind.CLEAR
 HEALTHY = 0.004  # s
 
 
-def jitter(rng, ranks=8, scale=1.0):
+def jitter(rng: Any, ranks: int = 8, scale: float = 1.0) -> Any:
     return [HEALTHY * scale * rng.uniform(0.97, 1.03) for _ in range(ranks)]
 
 
-def late(rng, rank, lag, ranks=8):
+def late(rng: Any, rank: Any, lag: Any, ranks: int = 8) -> Any:
     """T where `rank` comes `lag` s after the others: it alone does not wait."""
     return [value if index == rank else value + lag for index, value in enumerate(jitter(rng, ranks))]
 
 
-def run(seen, seconds, durations, comm=7, per_second=2):
+def run(seen: Any, seconds: Any, durations: Any, comm: int = 7, per_second: int = 2) -> Any:
     found = []
     for _ in range(seconds):
         for _ in range(per_second):
@@ -33,7 +34,7 @@ def run(seen, seconds, durations, comm=7, per_second=2):
 
 
 class TestSlow:
-    def test_late_rank_is_slow_after_persisting(self, fake_job, watch):
+    def test_late_rank_is_slow_after_persisting(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(1)
         seen = watch(fake_job())
         assert run(seen, 20, lambda: jitter(rng)) == []
@@ -41,7 +42,7 @@ class TestSlow:
         found = run(seen, 8, lambda: late(rng, 5, 0.3))
         assert (found[0].kind, found[0].reason, found[0].communicator) == (SLOW, Reason.SLOW_ROUNDS, 7)
 
-    def test_evidence_has_base_line_and_the_same_rounds_of_all_members(self, fake_job, watch):
+    def test_evidence_has_base_line_and_same_rounds(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(2)
         seen = watch(fake_job())
         run(seen, 20, lambda: jitter(rng))
@@ -59,7 +60,7 @@ class TestSlow:
             assert sorted(mine["rank"]) == list(range(8))
             assert mine["rank"][mine["duration_ns"].argmin()] == 5
 
-    def test_base_line_is_frozen_in_the_anomaly(self, fake_job, watch):
+    def test_base_line_is_frozen_in_the_anomaly(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(3)
         seen = watch(fake_job())
         run(seen, 20, lambda: jitter(rng))
@@ -68,7 +69,7 @@ class TestSlow:
         assert seen.block.slow.keys.base_ns.max() == before
         assert seen.block.slow.active
 
-    def test_normal_rounds_clear_it_once(self, fake_job, watch):
+    def test_normal_rounds_clear_it_once(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(4)
         seen = watch(fake_job())
         run(seen, 20, lambda: jitter(rng))
@@ -77,7 +78,7 @@ class TestSlow:
         assert [decision.kind for decision in found if decision.kind is CLEAR] == [CLEAR]
         assert found[-1].kind is CLEAR
 
-    def test_silence_of_the_key_clears_it(self, fake_job, watch):
+    def test_silence_of_the_key_clears_it(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(5)
         seen = watch(fake_job())
         run(seen, 20, lambda: jitter(rng))
@@ -86,20 +87,20 @@ class TestSlow:
         seen.healthy(130)  # rounds pass, none is reported as kept any more
         assert seen.kinds()[-1] is CLEAR
 
-    def test_everybody_slow_is_slow(self, fake_job, watch):
+    def test_everybody_slow_is_slow(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(6)
         seen = watch(fake_job())
         run(seen, 20, lambda: jitter(rng))
         assert SLOW in {decision.kind for decision in run(seen, 20, lambda: jitter(rng, scale=20))}
 
-    def test_slow_rounds_are_published_at_most_every_five_seconds(self, fake_job, watch):
+    def test_slow_rounds_are_published_at_most_every_five_seconds(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(7)
         seen = watch(fake_job())
         run(seen, 20, lambda: jitter(rng))
         found = run(seen, 61, lambda: late(rng, 5, 0.3))
         assert 8 <= len(found) <= 11
 
-    def test_stall_comes_first(self, fake_job, watch):
+    def test_stall_comes_first(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(8)
         seen = watch(fake_job())
         run(seen, 20, lambda: jitter(rng))
@@ -111,41 +112,41 @@ class TestSlow:
 
 
 class TestHealthy:
-    def test_microsecond_rounds_with_noise_are_nothing(self, fake_job, watch):
+    def test_microsecond_rounds_with_noise_are_nothing(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(9)
         seen = watch(fake_job())
         assert run(seen, 30, lambda: [50e-6 * rng.lognormvariate(0, 1.2) for _ in range(8)]) == []
 
-    def test_scheduling_hiccups_of_changing_ranks_are_nothing(self, fake_job, watch):
+    def test_scheduling_hiccups_of_changing_ranks_are_nothing(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(10)
         seen = watch(fake_job())
         run(seen, 20, lambda: jitter(rng))
 
-        def hiccup():
+        def hiccup() -> Any:
             return late(rng, rng.randrange(8), rng.choice([0.0, 0.03, 0.06]))
 
         assert run(seen, 300, hiccup) == []
 
-    def test_one_long_round_is_nothing(self, fake_job, watch):
+    def test_one_long_round_is_nothing(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(11)
         seen = watch(fake_job())
         run(seen, 20, lambda: jitter(rng))
         found = run(seen, 1, lambda: late(rng, 5, 40.0), per_second=2)
         assert found + run(seen, 30, lambda: jitter(rng)) == []
 
-    def test_imbalance_from_the_start_is_usual(self, fake_job, watch):
+    def test_imbalance_from_the_start_is_usual(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(12)
         seen = watch(fake_job())
         assert run(seen, 120, lambda: late(rng, 0, 0.05 * rng.uniform(0.9, 1.1))) == []
 
-    def test_larger_operation_is_another_key(self, fake_job, watch):
+    def test_larger_operation_is_another_key(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(13)
         seen = watch(fake_job())
         run(seen, 20, lambda: jitter(rng))
         seen.job.count <<= 6
         assert run(seen, 60, lambda: jitter(rng, scale=40)) == []
 
-    def test_rounds_under_a_gate_teach_nothing(self, fake_job, watch):
+    def test_rounds_under_a_gate_teach_nothing(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(14)
         seen = watch(fake_job())
         seen.job.process[0].phase = Phase.EVALUATE
@@ -157,7 +158,7 @@ class TestHealthy:
 
 
 class TestWindow:
-    def test_round_lacking_one_member_is_never_judged(self, fake_job, watch):
+    def test_round_lacking_one_member_is_never_judged(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(15)
         seen = watch(fake_job())
         for _ in range(60):
@@ -167,7 +168,7 @@ class TestWindow:
             seen.tick()
         assert seen.block.slow.keys.samples.sum() == 0
 
-    def test_ragged_and_late_samples_still_complete_rounds(self, fake_job, watch):
+    def test_ragged_and_late_samples_still_complete_rounds(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(16)
         seen = watch(fake_job())
         for second in range(60):
@@ -177,7 +178,7 @@ class TestWindow:
             seen.tick(seen.job.sample(nodes=["node0"] if second % 2 else ["node1"]))
         assert seen.block.slow.keys.samples.max() > 60
 
-    def test_coarse_levels_win_a_cell(self, fake_job, watch):
+    def test_coarse_levels_win_a_cell(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         for _ in range(400):
@@ -192,7 +193,7 @@ class TestWindow:
         level_four = held[(held > 0) & (held % 16 == 0)]
         assert len(level_four) == len({int(n) % held.shape[0] for n in range(16, 600, 16)})
 
-    def test_window_stays_within_its_bound(self, fake_job):
+    def test_window_stays_within_its_bound(self, fake_job: Any) -> None:
         from paceline.analysis.detection import Bounds, JobBlock
 
         job = fake_job(ranks=64, per_node=8)

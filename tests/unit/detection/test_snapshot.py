@@ -1,6 +1,8 @@
 """A block goes on after a restart as if nothing had happened."""
 
 import random
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ def reload(block: JobBlock) -> JobBlock:
 
 class TestRoundTrip:
     @pytest.mark.parametrize("moment", range(0, 22, 3))
-    def test_decisions_after_a_restart_are_the_same(self, fake_job, watch, moment):
+    def test_decisions_after_a_restart_are_the_same(self, fake_job: Any, watch: Any, moment: Any) -> None:
         outcomes = []
         for restart in (False, True):
             job = fake_job()
@@ -46,11 +48,10 @@ class TestRoundTrip:
         assert outcomes[0] == outcomes[1]
         assert outcomes[0][-1].kind is DecisionKind.CLEAR
 
-    def test_base_lines_and_a_slow_episode_survive(self, fake_job, watch):
+    def test_base_lines_and_a_slow_episode_survive(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(1)
         job = fake_job()
         seen = watch(job)
-        seen.block.policy.slow
         for second in range(45):
             lag = 0.3 if second > 20 else 0.0
             for _ in range(2):
@@ -70,10 +71,10 @@ class TestRoundTrip:
             seen.tick()
         assert seen.kinds() == [DecisionKind.CLEAR]
 
-    def test_empty_block(self):
+    def test_empty_block(self) -> None:
         assert len(reload(JobBlock(POLICY)).members) == 0
 
-    def test_last_rows_of_a_dead_node_survive(self, fake_job, watch):
+    def test_last_rows_of_a_dead_node_survive(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.silent = {"node1"}
@@ -85,21 +86,21 @@ class TestRoundTrip:
 
 
 class TestChunks:
-    def test_large_snapshot_is_cut_and_joined_in_any_order(self):
+    def test_large_snapshot_is_cut_and_joined_in_any_order(self) -> None:
         raw = random.Random(0).randbytes(2_000_000)
         chunks = pack_chunks(raw, snapshot_id=9, partition=1, saved_unix_s=1.5)
         assert len(chunks) == 3
         assert {read_chunk(chunk).snapshot_id for chunk in chunks} == {9}
         assert unpack_chunks(chunks[::-1]) == raw
 
-    def test_missing_chunk(self):
+    def test_missing_chunk(self) -> None:
         chunks = pack_chunks(
             random.Random(0).randbytes(2_000_000), snapshot_id=9, partition=1, saved_unix_s=1
         )
         with pytest.raises(SnapshotError, match="2 chunks, expected 3"):
             unpack_chunks(chunks[:2])
 
-    def test_chunks_of_two_snapshots(self):
+    def test_chunks_of_two_snapshots(self) -> None:
         one, two = (
             pack_chunks(random.Random(0).randbytes(2_000_000), snapshot_id=i, partition=1, saved_unix_s=1)
             for i in (1, 2)
@@ -111,7 +112,7 @@ class TestChunks:
 class TestGarbage:
     @settings(max_examples=60, deadline=None)
     @given(st.binary(max_size=400))
-    def test_random_bytes(self, data):
+    def test_random_bytes(self, data: Any) -> None:
         with pytest.raises(SnapshotError):
             unpack_chunks([data])
         with pytest.raises(SnapshotError):
@@ -119,8 +120,8 @@ class TestGarbage:
 
     @settings(max_examples=80, deadline=None)
     @given(position=st.integers(0, 5000), value=st.integers(0, 255))
-    def test_changed_byte_is_an_error_or_a_block(self, position, value):
-        from paceline_tests_fake_job import FakeJob
+    def test_changed_byte_is_an_error_or_a_block(self, position: Any, value: Any) -> None:
+        FakeJob: Any = sys.modules["paceline_tests_fake_job"].FakeJob
 
         block = JobBlock(POLICY)
         block.apply(FakeJob().sample())
@@ -133,7 +134,7 @@ class TestGarbage:
         loaded.tick("d", 10**9)
 
     @pytest.mark.parametrize("cut", [0, 3, 40, 300, -1])
-    def test_truncated(self, fake_job, cut):
+    def test_truncated(self, fake_job: Any, cut: Any) -> None:
         block = JobBlock(POLICY)
         block.apply(fake_job().sample())
         with pytest.raises(SnapshotError):

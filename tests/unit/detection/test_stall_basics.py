@@ -1,15 +1,17 @@
 """A hang is a stall, a healthy job is not, and progress ends it."""
 
+from typing import Any
+
 from paceline.analysis.detection import DecisionKind, Reason
 
 STALLED, CLEAR = DecisionKind.STALLED, DecisionKind.CLEAR
 
 
-def test_healthy_job_decides_nothing(fake_job, watch):
+def test_healthy_job_decides_nothing(fake_job: Any, watch: Any) -> None:
     assert watch(fake_job(), healthy=60).decisions == []
 
 
-def test_missing_rank_is_a_stall_soon_after_the_floor(fake_job, watch):
+def test_missing_rank_is_a_stall_soon_after_the_floor(fake_job: Any, watch: Any) -> None:
     job = fake_job()
     seen = watch(job)
     job.hang(7, missing=[3])
@@ -20,7 +22,7 @@ def test_missing_rank_is_a_stall_soon_after_the_floor(fake_job, watch):
     assert (found[0].communicator, found[0].round) == (7, job.member[7, 0].entered)
 
 
-def test_stall_is_published_again_and_cleared_after_two_calm_ticks(fake_job, watch):
+def test_stall_is_published_again_and_cleared_after_two_calm_ticks(fake_job: Any, watch: Any) -> None:
     job = fake_job()
     seen = watch(job)
     job.hang(7, missing=[3])
@@ -34,7 +36,7 @@ def test_stall_is_published_again_and_cleared_after_two_calm_ticks(fake_job, wat
     assert seen.decisions[0].reason is Reason.PROGRESS
 
 
-def test_second_stall_after_clear_is_a_new_episode(fake_job, watch):
+def test_second_stall_after_clear_is_a_new_episode(fake_job: Any, watch: Any) -> None:
     job = fake_job()
     seen = watch(job)
     rounds = []

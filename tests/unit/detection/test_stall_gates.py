@@ -1,6 +1,7 @@
 """What keeps a wait from being a stall: phases, warm-up, ends of jobs, people at work."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,12 +11,12 @@ from paceline.contracts.codes import ExitKind, FrameFlag, HostWait, Phase, Proce
 STALLED, CLEAR, ENDED = DecisionKind.STALLED, DecisionKind.CLEAR, DecisionKind.ENDED
 
 
-def stalls(decisions):
+def stalls(decisions: Any) -> Any:
     return [decision for decision in decisions if decision.kind is STALLED]
 
 
 class TestMustBeShown:
-    def test_ten_healthy_minutes_with_compile_checkpoint_and_evaluation(self, fake_job, watch):
+    def test_ten_healthy_minutes_with_declared_pauses(self, fake_job: Any, watch: Any) -> None:
         job = fake_job(comms={7: range(8), 9: [0, 1, 2, 3], 11: [4, 5, 6, 7]})
         for process in job.process.values():
             process.step = 0
@@ -36,7 +37,7 @@ class TestMustBeShown:
             seen.healthy(150)
         assert seen.decisions == []
 
-    def test_undeclared_pause_is_one_stall_that_resolves_by_itself(self, fake_job, watch):
+    def test_undeclared_pause_is_one_stall_that_resolves_by_itself(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job, healthy=30)
         job.hang(7, missing=[3])
@@ -52,7 +53,7 @@ class TestPhases:
     @pytest.mark.parametrize(
         "phase", [Phase.INIT, Phase.COMPILE, Phase.CHECKPOINT, Phase.EVALUATE, Phase.DATA, Phase.FINISH]
     )
-    def test_any_declared_phase_gates_every_communicator(self, fake_job, watch, phase):
+    def test_any_declared_phase_gates_every_communicator(self, fake_job: Any, watch: Any, phase: Any) -> None:
         job = fake_job(comms={7: range(8), 9: [4, 5]})
         seen = watch(job)
         job.process[0].phase = phase
@@ -60,7 +61,7 @@ class TestPhases:
         assert seen.idle(60) == []
         assert seen.block.gate.gate is Gate.PHASE
 
-    def test_phase_has_a_limit_of_its_own(self, fake_job, watch):
+    def test_phase_has_a_limit_of_its_own(self, fake_job: Any, watch: Any) -> None:
         limits = {**StallPolicy().phase_limit_s, Phase.CHECKPOINT: 30.0}
         job = fake_job()
         seen = watch(job, DetectionPolicy(stall=StallPolicy(phase_limit_s=limits)))
@@ -69,7 +70,7 @@ class TestPhases:
         assert seen.idle(29) == []
         assert stalls(seen.idle(3))[0].reason is Reason.PHASE_LIMIT
 
-    def test_wait_begun_under_a_phase_is_timed_from_its_end(self, fake_job, watch):
+    def test_wait_begun_under_a_phase_is_timed_from_its_end(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.process[3].phase = Phase.CHECKPOINT
@@ -79,7 +80,7 @@ class TestPhases:
         assert seen.idle(4) == []
         assert stalls(seen.idle(3))
 
-    def test_dead_member_is_a_stall_in_any_phase(self, fake_job, watch):
+    def test_dead_member_is_a_stall_in_any_phase(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.process[0].phase = Phase.CHECKPOINT
@@ -87,7 +88,7 @@ class TestPhases:
         job.hang(7, missing=[3])
         assert stalls(seen.idle(5))[0].reason is Reason.MEMBER_DEAD
 
-    def test_unknown_phase_counts_as_training(self, fake_job, watch):
+    def test_unknown_phase_counts_as_training(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.process[0].phase = Phase.UNKNOWN
@@ -96,19 +97,19 @@ class TestPhases:
 
 
 class TestWarmup:
-    def make(self, fake_job, watch):
+    def make(self, fake_job: Any, watch: Any) -> Any:
         job = fake_job()
         for process in job.process.values():
             process.step = 0
         return job, watch(job, healthy=2)
 
-    def test_first_step_may_take_two_minutes_and_no_more(self, fake_job, watch):
+    def test_first_step_may_take_two_minutes_and_no_more(self, fake_job: Any, watch: Any) -> None:
         job, seen = self.make(fake_job, watch)
         job.hang(7, missing=[3])
         assert seen.idle(118) == []
         assert stalls(seen.idle(5))[0].reason is Reason.WARMUP_LIMIT
 
-    def test_ranks_well_past_the_first_step_end_the_warmup(self, fake_job, watch):
+    def test_ranks_well_past_the_first_step_end_the_warmup(self, fake_job: Any, watch: Any) -> None:
         job, seen = self.make(fake_job, watch)
         for rank in range(1, 8):
             job.process[rank].step = 3
@@ -116,7 +117,7 @@ class TestWarmup:
         job.hang(7, missing=[0])
         assert stalls(seen.idle(8))
 
-    def test_job_that_declares_no_steps_is_warm_after_a_minute_of_rounds(self, fake_job, watch):
+    def test_stepless_job_is_warm_after_a_minute_of_rounds(self, fake_job: Any, watch: Any) -> None:
         job, seen = self.make(fake_job, watch)
         seen.healthy(62)
         job.hang(7, missing=[3])
@@ -124,7 +125,7 @@ class TestWarmup:
 
 
 class TestProcesses:
-    def test_killed_member_shortens_the_floor(self, fake_job, watch):
+    def test_killed_member_shortens_the_floor(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.process[3].exit_kind, job.process[3].exit_code = ExitKind.SIGNAL, -9
@@ -135,14 +136,14 @@ class TestProcesses:
     @pytest.mark.parametrize(
         "change", [{"state": ProcessState.STOPPED}, {"native_age_ms": 3500}], ids=["stopped", "no heartbeat"]
     )
-    def test_frozen_member_shortens_the_floor(self, fake_job, watch, change):
+    def test_frozen_member_shortens_the_floor(self, fake_job: Any, watch: Any, change: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.process[3] = replace(job.process[3], **change)
         job.hang(7)  # the frozen rank is inside the operation, too
         assert stalls(seen.idle(3))[0].reason is Reason.MEMBER_FROZEN
 
-    def test_death_nobody_waits_for_is_a_stall(self, fake_job, watch):
+    def test_death_nobody_waits_for_is_a_stall(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         for process in job.process.values():  # peers fail at once and end in error, too
@@ -151,7 +152,7 @@ class TestProcesses:
         assert stalls(seen.idle(4))[0].reason is Reason.PROCESS_DEAD
         assert ENDED not in seen.kinds()
 
-    def test_suspended_job_is_no_stall_and_neither_is_its_return(self, fake_job, watch):
+    def test_suspended_job_is_no_stall_and_neither_is_its_return(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.hang(7, missing=[3])
@@ -167,14 +168,14 @@ class TestProcesses:
         seen.healthy(5)
         assert seen.decisions == []
 
-    def test_traced_process_is_no_stall(self, fake_job, watch):
+    def test_traced_process_is_no_stall(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.process[3].state = ProcessState.TRACED
         job.hang(7, missing=[3])
         assert seen.idle(120) == []
 
-    def test_host_wait_beyond_the_backstop(self, fake_job, watch):
+    def test_host_wait_beyond_the_backstop(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.process[0].host_wait, job.process[0].host_wait_age_ms = HostWait.STORE, 299_000
@@ -186,7 +187,7 @@ class TestProcesses:
 
 
 class TestEnds:
-    def test_ragged_end_is_no_stall(self, fake_job, watch):
+    def test_ragged_end_is_no_stall(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.process[0].finished, job.process[0].exit_kind = True, ExitKind.CLEAN
@@ -194,7 +195,7 @@ class TestEnds:
         assert stalls(seen.idle(60)) == []
 
     @pytest.mark.parametrize("code", [-15, -2, 143, 130, 0])
-    def test_cancelled_job_ends_without_a_stall(self, fake_job, watch, code):
+    def test_cancelled_job_ends_without_a_stall(self, fake_job: Any, watch: Any, code: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.hang(7, missing=[1, 2, 3, 4, 5])
@@ -206,7 +207,7 @@ class TestEnds:
         seen.idle(8)
         assert seen.kinds() == [ENDED]
 
-    def test_orderly_end_forgets_the_job(self, fake_job, watch):
+    def test_orderly_end_forgets_the_job(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         for process in job.process.values():
@@ -215,7 +216,7 @@ class TestEnds:
         assert seen.kinds() == [ENDED]
         assert seen.decisions[0].reason is Reason.JOB_ENDED
 
-    def test_end_in_a_stall_clears_it(self, fake_job, watch):
+    def test_end_in_a_stall_clears_it(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.hang(7, missing=[3])
@@ -227,7 +228,7 @@ class TestEnds:
 
 
 class TestProgress:
-    def test_run_ahead_is_no_progress(self, fake_job, watch):
+    def test_run_ahead_is_no_progress(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.hang(7, missing=[3])
@@ -238,7 +239,7 @@ class TestProgress:
             found += seen.idle(1)
         assert stalls(found)
 
-    def test_slices_on_the_way_are_progress(self, fake_job, watch):
+    def test_slices_on_the_way_are_progress(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.hang(7)
@@ -248,7 +249,7 @@ class TestProgress:
             found += seen.idle(1)
         assert found == []
 
-    def test_backstop_needs_no_stillness(self, fake_job, watch):
+    def test_backstop_needs_no_stillness(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.hang(7, missing=[3])
@@ -259,7 +260,7 @@ class TestProgress:
         assert stalls(found)[0].reason is Reason.BACKSTOP
         assert len(found) < 4
 
-    def test_closed_communicator_has_no_head(self, fake_job, watch):
+    def test_closed_communicator_has_no_head(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.hang(7, missing=[3])
@@ -267,7 +268,7 @@ class TestProgress:
             job.member[7, rank].flags = FrameFlag.CLOSED
         assert seen.idle(60) == []
 
-    def test_point_to_point_wait(self, fake_job, watch):
+    def test_point_to_point_wait(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.peers[7, 2] = [(3, 1, job.now_s)]
@@ -277,13 +278,13 @@ class TestProgress:
         seen.healthy(4)
         assert seen.kinds()[-1] is CLEAR
 
-    def test_server_that_receives_from_anybody_may_wait(self, fake_job, watch):
+    def test_server_that_receives_from_anybody_may_wait(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         job.peers[7, 0] = [(-2, 1, job.now_s)]
         assert seen.idle(120) == []
 
-    def test_waits_that_are_usual_raise_the_limit(self, fake_job, watch):
+    def test_waits_that_are_usual_raise_the_limit(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)
         for _ in range(20):

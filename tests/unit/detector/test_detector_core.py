@@ -1,6 +1,7 @@
 """The core over a log of records: signals, attempts, bounds, replay."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ def job_record(state: JobState = JobState.RUNNING, attempt: str = "a1", world_si
     return JobRecord("train", attempt, "c", "t", "u", "n", world_size, 1, state, "declared", "declared", 0.0)
 
 
-def hang(log, job, seconds=8):
+def hang(log: Any, job: Any, seconds: int = 8) -> None:
     for _ in range(5):
         log.second(job)
     job.hang(7, missing=[3])
@@ -25,7 +26,7 @@ def hang(log, job, seconds=8):
 
 
 class TestSignals:
-    def test_stalled_signal_carries_all_state_of_the_job(self, log, fake_job):
+    def test_stalled_signal_carries_all_state_of_the_job(self, log: Any, fake_job: Any) -> None:
         hang(log, fake_job())
         first = log.signals()[0].batch
         assert first.kind is BatchKind.STALLED
@@ -34,13 +35,13 @@ class TestSignals:
         assert sorted(first.table(RowKind.PROCESS)["rank"]) == list(range(8))
         assert first.episode.startswith("epi_")
 
-    def test_signals_of_one_episode_share_its_id_and_count_up(self, log, fake_job):
+    def test_signals_of_one_episode_share_its_id_and_count_up(self, log: Any, fake_job: Any) -> None:
         hang(log, fake_job(), seconds=12)
         batches = [signal.batch for signal in log.signals()]
         assert len({batch.episode for batch in batches}) == 1
         assert [batch.seq for batch in batches] == list(range(1, len(batches) + 1))
 
-    def test_clear_follows_progress(self, log, fake_job):
+    def test_clear_follows_progress(self, log: Any, fake_job: Any) -> None:
         job = fake_job()
         hang(log, job)
         job.release(7)
@@ -49,7 +50,7 @@ class TestSignals:
         last = log.signals()[-1]
         assert (last.batch.kind, last.reason) == (BatchKind.CLEAR, Reason.PROGRESS)
 
-    def test_signal_survives_the_wire_in_chunks(self, log, fake_job):
+    def test_signal_survives_the_wire_in_chunks(self, log: Any, fake_job: Any) -> None:
         hang(log, fake_job())
         batch = log.signals()[0].batch
         parts = [decode_batch(encode_batch(part)) for part in split_batch(batch, 2200)]
@@ -58,7 +59,7 @@ class TestSignals:
         joined = np.concatenate([part.table(RowKind.STATE) for part in parts])
         assert joined.tobytes() == batch.table(RowKind.STATE).tobytes()
 
-    def test_other_shard_in_suspicion_gets_our_state(self, log, fake_job):
+    def test_other_shard_in_suspicion_gets_our_state(self, log: Any, fake_job: Any) -> None:
         job = fake_job(shards=2, comms={2: range(8), 3: range(8)})
         for _ in range(3):
             log.second(job)
@@ -66,7 +67,7 @@ class TestSignals:
         log.second(job)
         assert [signal.batch.kind for signal in log.signals()] == [BatchKind.STATE]
 
-    def test_own_shard_in_suspicion_is_no_news(self, log, fake_job):
+    def test_own_shard_in_suspicion_is_no_news(self, log: Any, fake_job: Any) -> None:
         job = fake_job()
         log.second(job)
         log.core.note_signal(replace(job.batch("node0"), kind=BatchKind.STALLED))
@@ -75,7 +76,7 @@ class TestSignals:
 
 
 class TestAttempts:
-    def test_new_attempt_on_the_same_nodes_replaces_the_old_one(self, log, fake_job):
+    def test_new_attempt_on_the_same_nodes_replaces_the_old_one(self, log: Any, fake_job: Any) -> None:
         old, new = fake_job(), fake_job(attempt="a2", now_s=2000.0)
         hang(log, old)
         for _ in range(3):
@@ -86,7 +87,7 @@ class TestAttempts:
             Reason.ATTEMPT_REPLACED
         ]
 
-    def test_two_jobs_on_one_node_do_not_mix(self, log, fake_job):
+    def test_two_jobs_on_one_node_do_not_mix(self, log: Any, fake_job: Any) -> None:
         one, two = fake_job(), fake_job(job="other")
         for _ in range(5):
             log.feed(one.sample())
@@ -100,7 +101,7 @@ class TestAttempts:
         assert {signal.batch.job for signal in log.signals()} == {"train"}
 
     @pytest.mark.parametrize("state", [JobState.FINISHED, JobState.CANCELLED])
-    def test_end_in_the_registry_clears_and_forgets(self, log, fake_job, state):
+    def test_end_in_the_registry_clears_and_forgets(self, log: Any, fake_job: Any, state: Any) -> None:
         job = fake_job()
         hang(log, job)
         outputs = log.core.note_job(job_record(state))
@@ -110,7 +111,7 @@ class TestAttempts:
         assert log.core.held == {}
         assert log.core.refused["attempt_over"] == 2
 
-    def test_failed_job_keeps_its_suspicion(self, log, fake_job):
+    def test_failed_job_keeps_its_suspicion(self, log: Any, fake_job: Any) -> None:
         job = fake_job()
         hang(log, job)
         assert log.core.note_job(job_record(JobState.FAILED)) == []
@@ -118,7 +119,7 @@ class TestAttempts:
             log.tick()
         assert list(log.core.held) == [BlockKey("train", "a1", 0)]
 
-    def test_rank_beyond_the_registered_world_is_refused(self, log, fake_job):
+    def test_rank_beyond_the_registered_world_is_refused(self, log: Any, fake_job: Any) -> None:
         log.core.note_job(job_record(world_size=6))
         log.second(fake_job())
         block = log.core.held[BlockKey("train", "a1", 0)].block
@@ -127,7 +128,7 @@ class TestAttempts:
 
 
 class TestSilence:
-    def test_silent_agent_loses_its_heartbeat_once_and_gets_it_back(self, log, fake_job):
+    def test_silent_agent_loses_its_heartbeat_once_and_gets_it_back(self, log: Any, fake_job: Any) -> None:
         job = fake_job()
         for _ in range(3):
             log.second(job)
@@ -142,14 +143,14 @@ class TestSilence:
             (HealthKind.HEARTBEAT_BACK, "node1"),
         ]
 
-    def test_pause_of_the_detector_is_no_silence(self, log, fake_job):
+    def test_pause_of_the_detector_is_no_silence(self, log: Any, fake_job: Any) -> None:
         job = fake_job()
         for _ in range(3):
             log.second(job)
         log.tick(seconds=600.0)
         assert log.outputs == []
 
-    def test_job_that_says_nothing_is_forgotten_without_claiming_progress(self, new_log, fake_job):
+    def test_mute_job_is_forgotten_without_claiming_progress(self, new_log: Any, fake_job: Any) -> None:
         log = new_log(idle_job_s_max=60.0)
         hang(log, fake_job())
         for _ in range(70):
@@ -159,7 +160,7 @@ class TestSilence:
 
 
 class TestBounds:
-    def test_jobs_beyond_the_bound_are_counted(self, new_log, fake_job):
+    def test_jobs_beyond_the_bound_are_counted(self, new_log: Any, fake_job: Any) -> None:
         log = new_log(jobs_max=2)
         for name in ("a", "b", "c"):
             log.feed(fake_job(job=name).sample())
@@ -168,7 +169,7 @@ class TestBounds:
 
 
 class TestReplay:
-    def test_replay_gives_identical_signals(self, log, fake_job):
+    def test_replay_gives_identical_signals(self, log: Any, fake_job: Any) -> None:
         job = fake_job()
         hang(log, job, seconds=10)
         job.release(7)
@@ -179,16 +180,16 @@ class TestReplay:
         assert [wire(o) for o in outputs] == [wire(o) for o in log.outputs]
         assert len(log.signals()) > 2
 
-    def test_batching_of_the_consumer_does_not_matter(self, log, fake_job):
+    def test_batching_of_the_consumer_does_not_matter(self, log: Any, fake_job: Any) -> None:
         hang(log, fake_job(), seconds=10)
         again = DetectorCore("d1", DetectionPolicy())
         outputs = [output for record in log.records for output in again.apply([record])]
         assert [wire(o) for o in outputs] == [wire(o) for o in log.outputs]
 
-    def test_records_seen_twice_change_nothing(self, log, fake_job):
+    def test_records_seen_twice_change_nothing(self, log: Any, fake_job: Any) -> None:
         hang(log, fake_job(), seconds=10)
         assert log.core.apply(log.records) == []
 
 
-def wire(output):
+def wire(output: Any) -> Any:
     return encode_batch(output.batch) if isinstance(output, Signal) else output

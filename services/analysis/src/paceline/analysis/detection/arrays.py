@@ -1,5 +1,6 @@
 """Array types and the two grouped reductions that everything here uses."""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +20,13 @@ T = TypeVar("T", bound=np.generic)
 
 MS = 1_000_000  # ns
 SECOND_NS = 1_000_000_000
+
+
+def join_rows(tables: Sequence[Rows]) -> Rows:
+    """All rows of tables of one dtype; `np.concatenate` takes 80 us a table for structured rows."""
+    if len(tables) == 1:
+        return tables[0]
+    return np.frombuffer(b"".join([table.tobytes() for table in tables]), tables[0].dtype)
 
 
 def group_max(values: npt.NDArray[T], starts: Ints) -> npt.NDArray[T]:

@@ -8,20 +8,22 @@ from enum import IntEnum
 
 import numpy as np
 
-from paceline.analysis.detection.arrays import MS, SECOND_NS, Ints, Rows
+from paceline.analysis.detection.arrays import MS, SECOND_NS, Ints, Rows, join_rows
 from paceline.analysis.detection.evidence import bound_rows, gather_extras
 from paceline.analysis.detection.gates import NO_GATE, GateView, is_stepless_warm, judge_gate
+from paceline.analysis.detection.intake import Entry, take_members, take_processes
 from paceline.analysis.detection.members import Members
 from paceline.analysis.detection.policy import DetectionPolicy
 from paceline.analysis.detection.processes import GONE, Mark, Processes
 from paceline.analysis.detection.reasons import Gate, Reason, Refusal
-from paceline.analysis.detection.senders import Sender
+from paceline.analysis.detection.senders import MISSED_MAX, Sender
 from paceline.analysis.detection.slow import SlowWatch
 from paceline.analysis.detection.stall import StallView, Times, judge_stalls, may_stall
 from paceline.analysis.detection.suspicion import Suspicion
 from paceline.contracts.batch import ROW_DTYPES, Batch, RowKind
 from paceline.contracts.codes import HostWait
 
+QUIET_NS_MAX = 60 * SECOND_NS  # nobody has reported for so long: there is nothing new to publish
 TICK_STEP_NS_MAX = 2 * SECOND_NS  # a pause of the detector itself must not look like a silence
 
 
@@ -58,6 +60,7 @@ class JobBlock:
         self.tick_sampled_ns = 0
         self.last_gated_ns = 0
         self.last_held_ns = 0
+        self.period_ns = 0  # of the slowest sender
         self.dead_since_ns = 0
         self.gone_since_ns = 0
         self.world_size = 0  # 0 = unknown
@@ -80,7 +83,7 @@ class JobBlock:
 
     def apply(self, batches: Sequence[Batch]) -> None:
         """Take records in log order. Rows of one sender are applied sample by sample."""
-        waves: list[list[tuple[Sender, Batch]]] = []
+        waves: list[list[Entry]] = []
         depth: dict[str, int] = {}
         for batch in batches:
             sender = self._sender(batch.node)
@@ -104,8 +107,8 @@ class JobBlock:
             waves[wave].append((sender, batch))
         for entries in waves:
             self.first_ns = self.first_ns or self.now_ns
-            self._apply_processes(entries)
-            self._apply_members(entries)
+            take_processes(self.processes, entries, self._rank_limit, self.now_ns, self.refused)
+            take_members(self.members, entries, self._rank_limit, self.now_ns, self.refused)
             self._apply_rounds(entries)
 
     def _sender(self, node: str) -> Sender | None:
@@ -118,79 +121,10 @@ class JobBlock:
     def _rank_limit(self) -> int:
         return min(self.world_size or self.policy.bounds.ranks_max, self.policy.bounds.ranks_max)
 
-    def _collect(self, entries: list[tuple[Sender, Batch]], kind: RowKind) -> tuple[Rows, list[int]]:
-        tables = [batch.table(kind) for _, batch in entries]
-        rows = tables[0] if len(tables) == 1 else np.concatenate(tables)
-        return rows, [len(table) for table in tables]
-
-    def _apply_members(self, entries: list[tuple[Sender, Batch]]) -> None:
-        rows, lengths = self._collect(entries, RowKind.STATE)
-        if len(rows) == 0:
-            return
-        cached = all(
-            sender.member_generation == self.members.generation and len(sender.member_positions) == length
-            for (sender, _), length in zip(entries, lengths, strict=True)
-        )
-        comm, rank = rows["comm"], rows["rank"]
-        if cached:
-            positions = np.concatenate([sender.member_positions for sender, _ in entries])
-            if self.members.verify(positions, comm, rank):
-                self.members.apply(positions, rows, self.now_ns)
-                return
-        fits = rank < self._rank_limit
-        self.refused[Refusal.RANK_OUT_OF_RANGE] += int(len(rows) - np.count_nonzero(fits))
-        positions = self.members.locate(comm, rank)
-        missing = (positions < 0) & fits
-        if missing.any():
-            by_member, by_communicator = self.members.admit(comm[missing], rank[missing])
-            self.refused[Refusal.MEMBERS_FULL] += by_member
-            self.refused[Refusal.COMMUNICATORS_FULL] += by_communicator
-            positions = self.members.locate(comm, rank)
-        known = (positions >= 0) & fits
-        self.members.apply(positions[known], rows[known], self.now_ns)
-        if known.all():
-            offset = 0
-            for (sender, _), length in zip(entries, lengths, strict=True):
-                sender.member_positions = positions[offset : offset + length]
-                sender.member_generation = self.members.generation
-                offset += length
-
-    def _apply_rounds(self, entries: list[tuple[Sender, Batch]]) -> None:
+    def _apply_rounds(self, entries: list[Entry]) -> None:
         tables = [table for _, batch in entries if len(table := batch.table(RowKind.ROUND))]
         if tables:
-            rows = tables[0] if len(tables) == 1 else np.concatenate(tables)
-            self.slow.apply(rows, self.members, self.now_ns)
-
-    def _apply_processes(self, entries: list[tuple[Sender, Batch]]) -> None:
-        rows, lengths = self._collect(entries, RowKind.PROCESS)
-        if len(rows) == 0:
-            return
-        rank = rows["rank"]
-        cached = all(
-            sender.process_generation == self.processes.generation and len(sender.process_positions) == length
-            for (sender, _), length in zip(entries, lengths, strict=True)
-        )
-        if cached:
-            positions = np.concatenate([sender.process_positions for sender, _ in entries])
-            if self.processes.verify(positions, rank):
-                self.processes.apply(positions, rows, self.now_ns)
-                return
-        fits = rank < self._rank_limit
-        self.refused[Refusal.RANK_OUT_OF_RANGE] += int(len(rows) - np.count_nonzero(fits))
-        rows_in = rows[fits]
-        positions = self.processes.locate(rows_in["rank"])
-        if (positions < 0).any():
-            self.processes.admit(rows_in["rank"])
-            positions = self.processes.locate(rows_in["rank"])
-        self.processes.apply(positions, rows_in, self.now_ns)
-        offset = 0
-        for (sender, _), length in zip(entries, lengths, strict=True):
-            part = rank[offset : offset + length]
-            sender.ranks = part[fits[offset : offset + length]].astype(np.uint32)
-            if fits.all():
-                sender.process_positions = positions[offset : offset + length]
-                sender.process_generation = self.processes.generation
-            offset += length
+            self.slow.apply(join_rows(tables), self.members, self.now_ns)
 
     # ------------------------------------------------------------------ time
 
@@ -236,7 +170,17 @@ class JobBlock:
             extras = self.slow.evidence(self.members)
         else:
             extras = gather_extras(self.senders.values())
-        rows = {RowKind.PROCESS: self.processes.rows, RowKind.STATE: self.members.rows, **extras}
+        # A row that nobody has renewed is history: the judge must not take it for 'has not entered'.
+        stale_ns = max(int(self.policy.stall.row_stale_s * 1000) * MS, MISSED_MAX * self.period_ns)
+        gone = (self.processes.marks & GONE.value) != 0
+        fresh = gone | (self.now_ns - self.processes.seen_ns <= stale_ns)
+        fresh_members = self.now_ns - self.members.seen_ns <= stale_ns
+        fresh_members |= np.isin(self.members.rank, self.processes.rank[gone])
+        rows = {
+            RowKind.PROCESS: self.processes.rows[fresh],
+            RowKind.STATE: self.members.rows[fresh_members],
+            **extras,
+        }
         return bound_rows({kind: table for kind, table in rows.items() if len(table)})
 
     def _judge_silence(self) -> list[Decision]:
@@ -246,8 +190,10 @@ class JobBlock:
             decisions.append(Decision(DecisionKind.HEARTBEAT_BACK, Reason.PROGRESS, node=node, node_seq=seq))
         self._backs = []
         limit_ns = int(self.policy.stall.silence_s * 1000) * MS
+        self.period_ns = max((sender.period_ns for sender in self.senders.values()), default=0)
         for sender in self.senders.values():
-            if sender.silent or self.now_ns - sender.seen_ns <= limit_ns:
+            patience_ns = max(limit_ns, MISSED_MAX * sender.period_ns)
+            if sender.silent or self.now_ns - sender.seen_ns <= patience_ns:
                 continue
             if self._only_ended(sender):
                 continue  # nothing left to report
@@ -269,6 +215,7 @@ class JobBlock:
             now_ns=self.now_ns,
             since_gate_ms=(self.now_ns - self.last_gated_ns) // MS,
             since_held_ms=(self.now_ns - self.last_held_ns) // MS,
+            stale_ns=max(int(stall.row_stale_s * 1000) * MS, MISSED_MAX * self.period_ns),
         )
         if self.gate.gate is not Gate.NONE:
             self.last_gated_ns = self.now_ns
@@ -299,7 +246,7 @@ class JobBlock:
 
     def _peers(self) -> Rows:
         parts = [s.extras[RowKind.PEER] for s in self.senders.values() if RowKind.PEER in s.extras]
-        return np.concatenate(parts) if parts else np.zeros(0, ROW_DTYPES[RowKind.PEER])
+        return join_rows(parts) if parts else np.zeros(0, ROW_DTYPES[RowKind.PEER])
 
     def _member_processes(self) -> Ints:
         key = (self.members.generation, self.processes.generation)
@@ -324,7 +271,8 @@ class JobBlock:
         comm, stalled_round = self.suspicion.first
         if self.suspicion.active:
             calm = self.suspicion.is_calm
-            if not calm and self.suspicion.due(self._digest(), self.now_ns):
+            is_news = self.quiet_ns <= QUIET_NS_MAX and not calm
+            if is_news and self.suspicion.due(self._digest(), self.now_ns):
                 return [Decision(DecisionKind.STALLED, self._reason(), comm, stalled_round)]
             return []
         if was_active:
@@ -355,8 +303,7 @@ class JobBlock:
         tracked = [(comm, entry.round) for comm, entry in self.suspicion.tracked.items()]
         silent = sum(sender.silent for sender in self.senders.values())
         extras = sum(len(rows) for sender in self.senders.values() for rows in sender.extras.values())
-        entered = int(self.members.rows["entered"].sum()) if len(self.members) else 0
-        progress = (entered, int(self.members.completed.sum()))
+        progress = (int(self.members.head_round.sum()), int(self.members.completed.sum()))
         text = repr((tracked, silent, extras, progress)).encode()
         return zlib.crc32(self.processes.marks.tobytes(), zlib.crc32(text))
 

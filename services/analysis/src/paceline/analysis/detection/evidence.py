@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-import numpy as np
-
-from paceline.analysis.detection.arrays import Rows
+from paceline.analysis.detection.arrays import Rows, join_rows
 from paceline.analysis.detection.senders import EXTRA_KINDS, Sender
 from paceline.contracts.batch import BATCH_BYTES_MAX, ROW_DTYPES, Batch, RowKind
 
@@ -19,7 +17,7 @@ def gather_extras(senders: Iterable[Sender]) -> dict[RowKind, Rows]:
     for sender in senders:
         for kind, rows in sender.extras.items():
             parts.setdefault(kind, []).append(rows)
-    return {kind: np.concatenate(parts[kind]) for kind in EXTRA_KINDS if kind in parts}
+    return {kind: join_rows(parts[kind]) for kind in EXTRA_KINDS if kind in parts}
 
 
 def bound_rows(

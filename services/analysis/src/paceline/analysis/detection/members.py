@@ -6,7 +6,7 @@ rows come in the same order each time, so their positions are cached per sender 
 
 import numpy as np
 
-from paceline.analysis.detection.arrays import U8, U32, U64, Ints, Rows
+from paceline.analysis.detection.arrays import U8, U16, U32, U64, Ints, Rows
 from paceline.contracts.batch import STATE_ROW
 
 _WORDS = STATE_ROW.itemsize // 8
@@ -35,6 +35,7 @@ class Members:
         self.counts: U64 = np.zeros(count, np.uint64)
         self.head_age_ms: U32 = np.zeros(count, np.uint32)
         self.idle_ms: U32 = np.zeros(count, np.uint32)
+        self.flags: U16 = np.zeros(count, np.uint16)
         self.still: U8 = np.zeros(count, np.uint8)
         self.seen_ns: Ints = np.zeros(count, np.int64)
 
@@ -102,7 +103,7 @@ class Members:
 
     def _columns(self) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
         names = ("_words", "comm", "rank", "completed", "head_round", "counts",
-                 "head_age_ms", "idle_ms", "still", "seen_ns")  # fmt: skip
+                 "head_age_ms", "idle_ms", "flags", "still", "seen_ns")  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
     def _index(self) -> None:
@@ -135,6 +136,7 @@ class Members:
         self.counts[positions] = counts
         self.idle_ms[positions] = idle
         self.head_age_ms[positions] = rows["head_age_ms"]
+        self.flags[positions] = rows["flags"]
         self.seen_ns[positions] = now_ns
         packed = np.ascontiguousarray(rows)
         self._words[positions] = packed.view(np.uint64).reshape(-1, _WORDS)

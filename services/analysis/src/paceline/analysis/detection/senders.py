@@ -4,14 +4,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.analysis.detection.arrays import SECOND_NS, U32, Ints, Rows
+from paceline.analysis.detection.arrays import SECOND_NS, U32, Ints, Rows, join_rows
 from paceline.analysis.detection.reasons import Refusal
-from paceline.contracts.batch import Batch, RowKind
+from paceline.contracts.batch import Batch, BatchFlag, RowKind
 from paceline.contracts.codes import OpState
 
 EXTRA_KINDS = (RowKind.PEER, RowKind.ROUND, RowKind.EDGE, RowKind.FRAME)
-_OPEN_STATES = (OpState.ENTERED, OpState.STARTED, OpState.FAILED)
+_IS_OPEN = np.isin(np.arange(256), (OpState.ENTERED, OpState.STARTED, OpState.FAILED))
 _NEWEST_ONLY = 255
+PERIOD_NS_MAX = 30 * SECOND_NS  # agents sample at 0.1 to 10 Hz; more is a gap, not a period
+MISSED_MAX = 3  # samples that may be late or lost before a sender counts as silent
 
 
 @dataclass
@@ -24,6 +26,7 @@ class Sender:
     sampled_unix_ns: int = 0
     chunk: int = 0
     seen_ns: int = 0  # block time of the newest record
+    period_ns: int = 0  # between its last two samples
     silent: bool = False
     extras: dict[RowKind, Rows] = field(default_factory=dict)
     ranks: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))  # that it reports
@@ -59,6 +62,9 @@ class Sender:
     def take(self, batch: Batch, now_ns: int, extra_rows_max: int) -> int:
         """Advance to `batch`, keep its evidence rows; returns how many rows exceeded the bound."""
         same_sample = batch.sampled_ns == self.sampled_ns and self.seq >= 0 and batch.chunk > 0
+        steps, passed_ns = batch.seq - self.seq, batch.sampled_ns - self.sampled_ns
+        if self.seq >= 0 and steps > 0 and passed_ns > 0:
+            self.period_ns = min(passed_ns // steps, PERIOD_NS_MAX)
         self.seq, self.sampled_ns, self.chunk = batch.seq, batch.sampled_ns, batch.chunk
         self.sampled_unix_ns, self.seen_ns = batch.sampled_unix_ns, now_ns
         if not same_sample:
@@ -68,10 +74,13 @@ class Sender:
             rows = batch.rows.get(kind)
             if rows is None or len(rows) == 0:
                 continue
-            if kind is RowKind.ROUND:
-                rows = rows[np.isin(rows["state"], _OPEN_STATES) | (rows["level"] == _NEWEST_ONLY)]
+            # Recent completed rounds come only while suspect: the judge compares what ranks had called.
+            if kind is RowKind.ROUND and not batch.flags & BatchFlag.SUSPECT:
+                rows = rows[_IS_OPEN[rows["state"]] | (rows["level"] == _NEWEST_ONLY)]
+                if len(rows) == 0:
+                    continue
             held = self.extras.get(kind)
-            rows = rows if held is None else np.concatenate([held, rows])
+            rows = rows if held is None else join_rows([held, rows])
             dropped += max(len(rows) - extra_rows_max, 0)
             if len(rows):
                 self.extras[kind] = rows[:extra_rows_max]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.analysis.detection.arrays import F32, SECOND_NS, U32, Ints, Rows
+from paceline.analysis.detection.arrays import F32, SECOND_NS, U32, Ints, Rows, join_rows
 from paceline.analysis.detection.keys import Judged, KeyTable
 from paceline.analysis.detection.members import Members
 from paceline.analysis.detection.policy import DetectionPolicy
@@ -188,8 +188,8 @@ class SlowWatch:
             base.append(self._baseline(name, key, at))
             rounds.extend(self._round_rows(name, key, at[0], members))
         return {
-            RowKind.BASELINE: np.concatenate(base) if base else np.zeros(0, BASELINE_ROW),
-            RowKind.ROUND: np.concatenate(rounds) if rounds else np.zeros(0, ROUND_ROW),
+            RowKind.BASELINE: join_rows(base) if base else np.zeros(0, BASELINE_ROW),
+            RowKind.ROUND: join_rows(rounds) if rounds else np.zeros(0, ROUND_ROW),
         }
 
     def _baseline(self, name: tuple[int, int], key: HotKey, at: tuple[int, int]) -> Rows:

@@ -46,7 +46,7 @@ _SCALARS = (
     "asked_until_ns",
     "state_published_ns",
 )
-_SENDER_SCALARS = ("node", "seq", "sampled_ns", "sampled_unix_ns", "chunk", "seen_ns", "silent")
+_SENDER_SCALARS = ("node", "seq", "sampled_ns", "sampled_unix_ns", "chunk", "seen_ns", "period_ns", "silent")
 _Array = npt.NDArray[Any]  # of the dtype that `_read_arrays` checks
 _Arrays = dict[str, _Array]
 
@@ -169,7 +169,7 @@ def unpack_chunks(chunks: Sequence[bytes]) -> bytes:
 
 
 def _join(parts: Sequence[_Array], dtype: np.dtype[Any]) -> _Array:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+    return np.frombuffer(b"".join([part.tobytes() for part in parts]), dtype)
 
 
 def _read_json(raw: bytes) -> tuple[dict, int]:  # type: ignore[type-arg]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.analysis.detection.arrays import (
-    MS,
     U8,
     U32,
     U64,
@@ -34,6 +33,7 @@ class Times:
     now_ns: int
     since_gate_ms: int
     since_held_ms: int
+    stale_ns: int  # a row not refreshed for so long says nothing about progress
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def judge_stalls(
     marks = np.zeros(len(members), np.uint16)
     if len(processes):
         marks = np.where(process_of >= 0, processes.marks[process_of], 0).astype(np.uint16)
-    fresh = times.now_ns - members.seen_ns <= int(policy.row_stale_s * 1000) * MS
+    fresh = times.now_ns - members.seen_ns <= times.stale_ns
     live = fresh & ((marks & GONE.value) == 0)
-    flags = members.rows["flags"]
+    flags = members.flags
     has_head = live & (members.head_round > 0) & ((flags & FrameFlag.CLOSED) == 0)
     head_age = np.where(has_head, members.head_age_ms, 0).astype(np.int64)
     peer_age = _peer_ages(members, peers, live)
@@ -97,18 +97,24 @@ def judge_stalls(
     stalled |= beyond
     if gate.holds:
         stalled[:] = False
-    unseen = (flags & FrameFlag.COMPLETION_UNOBSERVABLE) != 0
-    entered = members.rows["entered"]
-    behind = np.where(unseen, np.where(entered > 0, entered - 1, 0), members.completed)
     return StallView(
         stalled=stalled,
         reason=reason,
         age_ms=age_ms,
         head=group_min(np.where(has_head, members.head_round, NO_HEAD), starts),
-        advanced=group_max(np.where(live, behind, 0).astype(np.uint64), starts),
+        advanced=group_max(np.where(live, _left_behind(members), np.uint64(0)), starts),
         live=group_any(live, starts),
         idle_ms=group_min(np.where(live, members.idle_ms, 2**31).astype(np.int64), starts),
     )
+
+
+def _left_behind(members: Members) -> U64:
+    """Newest round each member is through with; where completion is not seen, the last but one."""
+    unseen = (members.flags & FrameFlag.COMPLETION_UNOBSERVABLE) != 0
+    if not unseen.any():
+        return members.completed
+    entered = members.rows["entered"]
+    return np.where(unseen, np.where(entered > 0, entered - np.uint64(1), np.uint64(0)), members.completed)
 
 
 def _peer_ages(members: Members, peers: Rows, live: Bools) -> Ints:
