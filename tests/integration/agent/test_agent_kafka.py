@@ -160,7 +160,10 @@ async def test_restarted_agent_delivers_what_its_predecessor_could_not(
     await first.start()
     rank = ranks(job, 0)
     rank.ask("rounds 3")
-    await eventually(lambda: first.waiting[1] > 5)
+    dying = ranks(job, 1)
+    await eventually(lambda: first.roster.living_count == 2)
+    os.kill(dying.process.pid, signal.SIGKILL)
+    await eventually(lambda: first.waiting[1] > 5 and first.roster.living_count == 1)
     await first.stop()
     await start_kafka(kafka_server)
     second = make_agent(folder, kafka_bootstrap)
@@ -172,6 +175,8 @@ async def test_restarted_agent_delivers_what_its_predecessor_could_not(
     rounds = {int(n) for batch in reader.batches(job) for n in batch.table(RowKind.ROUND)["round"]}
     assert rounds == {1, 2, 3}  # sampled by the first agent only
     await eventually(lambda: reader.batches(job)[-1].seq > newest + 2, 20)
+    (event,) = await eventually(lambda: reader.health(job))
+    assert (event.rank, event.exit_code) == (1, -9)
     await second.stop()
     await reader.consumer.stop()
 

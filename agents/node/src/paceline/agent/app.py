@@ -5,6 +5,7 @@ from collections import Counter
 
 from paceline.agent.delivery import Deliverer, EventQueue, Frame, FrameQueue, Publisher
 from paceline.agent.disk_ring import DiskRing
+from paceline.agent.event_file import EventFile
 from paceline.agent.gpu import GpuStatus, read_gpus
 from paceline.agent.outbox import Outbox
 from paceline.agent.pages import open_page
@@ -54,6 +55,7 @@ class AgentApp:
         self.sampler = Sampler(settings, clock, self.roster, self._push_frame, self.drops)
         self._server = SocketServer(settings.socket, self._reception, self.drops, settings.connections_max)
         self._roster_file = RosterFile(settings.state_dir / "roster.json")
+        self._event_file = EventFile(settings.state_dir / "events.json", self._events)
         self._tasks = BackgroundTasks()
         self._told: Counter[str] = Counter()
         self._repeated_ns = clock.monotonic_ns()
@@ -87,6 +89,8 @@ class AgentApp:
         backlog = self._frames.restore(self._settings.backlog_bytes_max)
         if backlog:
             log.info("backlog_found", frames=backlog)
+        if waiting := self._event_file.restore():
+            log.info("events_restored", count=waiting)
         restored = self._roster_file.restore(self.roster, self._settings.processes_max)
         if restored:
             log.info("processes_restored", count=restored)
@@ -106,6 +110,7 @@ class AgentApp:
         self.roster.release_all()
         if not await self._deliverer.drain(self._settings.drain_s):
             log.warning("left_behind", events=len(self._events), frames=len(self._frames))
+        self._save_state()
         await self._publisher.stop()
         self._ring.close()
 
@@ -114,7 +119,7 @@ class AgentApp:
         next_ns = self._clock.monotonic_ns()
         while True:
             self.sampler.sample_all()
-            self._roster_file.save(self.roster)
+            self._save_state()
             self._repeat_registry()
             self._deliverer.wake()
             self._tell_metrics()
@@ -136,6 +141,13 @@ class AgentApp:
 
     def _last_words(self, process: Process) -> None:
         self.sampler.last_words(process)
+
+    def _save_state(self) -> None:
+        self._roster_file.save(self.roster)
+        self._event_file.save()
+        failures = self._roster_file.file.failures + self._event_file.file.failures
+        if failures:
+            self.drops["state_file"] = failures
 
     def _repeat_registry(self) -> None:
         now_ns = self._clock.monotonic_ns()

@@ -12,10 +12,9 @@ from pydantic.dataclasses import dataclass
 from paceline.agent.process import open_pidfd
 from paceline.agent.processes import Process
 from paceline.agent.roster import Roster
+from paceline.agent.state_file import StateFile
 from paceline.agent.wire import MessageError, check_hello, is_complete
 from paceline.contracts.agent_socket import Hello
-
-FILE_BYTES_MAX = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,10 @@ _ADAPTER = TypeAdapter(list[SavedProcess])
 
 
 class RosterFile:
-    """Reads and writes one file; neither ever raises."""
+    """The living processes of a roster, on disk."""
 
     def __init__(self, path: Path) -> None:
-        self.failures = 0
-        self._path = path
-        self._written = b""
+        self.file = StateFile(path)
 
     def save(self, roster: Roster) -> None:
         """Write the living processes that the agent can see, if they changed."""
@@ -44,16 +41,7 @@ class RosterFile:
             for p in roster.processes.values()
             if p.exit is None and p.pid
         ]
-        data = _ADAPTER.dump_json(saved)
-        if data == self._written:
-            return
-        self._written = data
-        temporary = self._path.with_suffix(".new")
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(self._path)
-        except OSError:
-            self.failures += 1
+        self.file.write(_ADAPTER.dump_json(saved))
 
     def restore(self, roster: Roster, processes_max: int) -> int:
         """Enter what an earlier agent observed, without pages; returns how many."""
@@ -71,13 +59,13 @@ class RosterFile:
         return count
 
     def _load(self) -> list[SavedProcess]:
-        try:
-            with open(self._path, "rb") as file:
-                found = _ADAPTER.validate_json(file.read(FILE_BYTES_MAX))
-        except FileNotFoundError:
+        data = self.file.read()
+        if not data:
             return []
-        except (OSError, ValidationError):
-            self.failures += 1
+        try:
+            found = _ADAPTER.validate_json(data)
+        except ValidationError:
+            self.file.failures += 1
             return []
         return [saved for saved in found if saved.pid > 0 and _is_valid(saved.hello)]
 

@@ -54,7 +54,7 @@ class RowPolicy:
     suspect_ms: int = 3_000
     kept_rounds_max: int = 32  # per communicator and sample
     open_rounds_max: int = 64  # per communicator and sample, while suspect
-    recent_rounds_max: int = 16  # per communicator, once per stalled round
+    recent_rounds_max: int = 16  # per communicator that stands still and sample, while suspect
 
 
 class Suspicion(str, Enum):
@@ -134,7 +134,7 @@ def reduce_page(
         fresh = np.array([key not in framed for key in keys], bool) & (still | gone)
         # Only frames in use are remembered, so the memory is bounded like the page.
         framed = frozenset(key for key, is_still in zip(keys, still | gone, strict=True) if is_still)
-        kept |= _open_mask(view, policy) | _recent_mask(view, fresh, policy)
+        kept |= _open_mask(view, policy) | _recent_mask(view, still | gone, policy)
         rows[RowKind.EDGE] = _edge_rows(view, facts)
         rows[RowKind.PEER] = _peer_rows(view, facts, now_ns)
         rows[RowKind.FRAME] = view.frames[fresh].view(f"V{view.frames.dtype.itemsize}")
@@ -253,9 +253,9 @@ def _open_mask(view: PageView, policy: RowPolicy) -> npt.NDArray[np.bool_]:
     return _oldest(is_open, rounds["issue"], policy.open_rounds_max)
 
 
-def _recent_mask(view: PageView, fresh: npt.NDArray[np.bool_], policy: RowPolicy) -> npt.NDArray[np.bool_]:
+def _recent_mask(view: PageView, still: npt.NDArray[np.bool_], policy: RowPolicy) -> npt.NDArray[np.bool_]:
     rounds = view.rounds
-    recent = _is_live(rounds) & (rounds["completed_ns"] > 0) & fresh[:, None]
+    recent = _is_live(rounds) & (rounds["completed_ns"] > 0) & still[:, None]
     return _oldest(recent, np.uint64(2**64 - 1) - rounds["issue"], policy.recent_rounds_max)
 
 

@@ -1,0 +1,65 @@
+"""Events that wait for Kafka, on disk: the next agent delivers what this one could not.
+
+Ids follow from the content, so an event that was delivered all the same is recognised.
+"""
+
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from paceline.agent.delivery import Event, EventQueue, EventValue
+from paceline.agent.state_file import StateFile
+from paceline.contracts.events import EventType
+from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
+from paceline.contracts.schemas import ContractError, dump_json, load_json
+from paceline.contracts.topics import HEALTH, JOBS
+
+_KINDS: dict[EventType, type[EventValue]] = {
+    EventType.JOB_RECORD: JobRecord,
+    EventType.NODE_RECORD: NodeRecord,
+    EventType.COMMUNICATOR_RECORD: CommunicatorRecord,
+    EventType.HEALTH: HealthEvent,
+}
+
+
+@dataclass(frozen=True)
+class _Saved:
+    key: str
+    type: EventType
+    id: str
+    value: str  # JSON of the record
+
+
+_ADAPTER = TypeAdapter(list[_Saved])
+
+
+class EventFile:
+    """Keeps `queue` on disk as far as it is not delivered."""
+
+    def __init__(self, path: Path, queue: EventQueue) -> None:
+        self.file = StateFile(path)
+        self._queue = queue
+
+    def save(self) -> None:
+        waiting = self._queue.head(len(self._queue))
+        saved = [_Saved(e.key, e.type, e.id, dump_json(e.value).decode()) for e in waiting]
+        self.file.write(_ADAPTER.dump_json(saved))
+
+    def restore(self) -> int:
+        """Queue what is on disk; returns how many. What cannot be read is counted and left."""
+        data = self.file.read()
+        if not data:
+            return 0
+        try:
+            found = [
+                Event(HEALTH if saved.type is EventType.HEALTH else JOBS, saved.key, saved.type, saved.id,
+                      load_json(_KINDS[saved.type], saved.value))
+                for saved in _ADAPTER.validate_json(data)
+            ]  # fmt: skip
+        except (ValidationError, ContractError, KeyError):
+            self.file.failures += 1
+            return 0
+        for event in found:
+            self._queue.push(event)
+        return len(found)
