@@ -38,17 +38,17 @@ WRITES = [
 ]
 
 
-def assert_problem(answer: Any, status: int, code: str) -> dict[str, object]:  # type:
+def assert_problem(answer: Any, status: int, code: str) -> dict[str, Any]:
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["trace_id"] == answer.headers["x-trace-id"]
-    problem: dict[str, object] = answer.json()
+    problem: dict[str, Any] = answer.json()
     return problem
 
 
 class TestAuthentication:
     @pytest.mark.parametrize("path", READS)
-    async def test_no_token_no_read(self, api: Any, path: str) -> None:  # type:
+    async def test_no_token_no_read(self, api: Any, path: str) -> None:
         async with api.anonymous() as client:
             answer = await client.get(path)
         assert_problem(answer, 401, "unauthenticated")
@@ -57,13 +57,13 @@ class TestAuthentication:
     @pytest.mark.parametrize(("method", "path", "body"), WRITES)
     async def test_no_token_no_write(
         self, api: Any, incident: Any, method: Any, path: Any, body: Any
-    ) -> None:  # type:
+    ) -> None:
         async with api.anonymous() as client:
             answer = await client.request(method, path, json=body)
         assert_problem(answer, 401, "unauthenticated")
 
     @pytest.mark.parametrize("secret", ["plt_wrong", "x", "\u00e9", "plt_" + "A" * 4000])
-    async def test_wrong_tokens(self, api: Any, secret: str) -> None:  # type:
+    async def test_wrong_tokens(self, api: Any, secret: str) -> None:
         headers = {"Authorization": f"Bearer {secret}".encode()}
         async with api.anonymous() as client:
             assert_problem(await client.get("/v1/jobs", headers=headers), 401, "unauthenticated")
@@ -71,13 +71,13 @@ class TestAuthentication:
     @pytest.mark.parametrize(("method", "path", "body"), WRITES[:7])
     async def test_a_reader_writes_nothing(
         self, api: Any, incident: Any, method: Any, path: Any, body: Any
-    ) -> None:  # type:
+    ) -> None:
         token = await api.create_token("jobs:read", "incidents:read", "webhooks:read", "audit:read")
         async with api.anonymous(Authorization=f"Bearer {token}") as client:
             problem = assert_problem(await client.request(method, path, json=body), 403, "missing_scope")
         assert "needs the scope" in str(problem["detail"])
 
-    async def test_each_scope_opens_its_own_door_only(self, api: Any, incident: Any) -> None:  # type:
+    async def test_each_scope_opens_its_own_door_only(self, api: Any, incident: Any) -> None:
         token = await api.create_token("jobs:read")
         async with api.anonymous(Authorization=f"Bearer {token}") as client:
             statuses = {path: (await client.get(path)).status_code for path in READS if path != "/v1/events"}
@@ -85,7 +85,7 @@ class TestAuthentication:
         assert allowed == READS[:6]
         assert set(statuses.values()) == {200, 403}
 
-    async def test_only_the_hash_is_stored(self, api: Any) -> None:  # type:
+    async def test_only_the_hash_is_stored(self, api: Any) -> None:
         from sqlalchemy import text
 
         async with api.database.transaction() as session:
@@ -95,7 +95,7 @@ class TestAuthentication:
 
 
 class TestTokens:
-    async def test_revoked_and_expired_tokens_are_dead(self, api: Any) -> None:  # type:
+    async def test_revoked_and_expired_tokens_are_dead(self, api: Any) -> None:
         created = (await api.client.post("/v1/tokens", json={"name": "a", "scopes": ["jobs:read"]})).json()
         soon = {"name": "b", "scopes": ["jobs:read"], "expires_at": "2026-01-02T04:00:00Z"}
         expiring = (await api.client.post("/v1/tokens", json=soon)).json()["token"]
@@ -108,7 +108,7 @@ class TestTokens:
         assert_problem(await first.get("/v1/jobs"), 401, "unauthenticated")
         assert_problem(await second.get("/v1/jobs"), 401, "unauthenticated")
 
-    async def test_nobody_gives_more_than_they_have(self, api: Any) -> None:  # type:
+    async def test_nobody_gives_more_than_they_have(self, api: Any) -> None:
         token = await api.create_token("tokens:write", "jobs:read")
         async with api.anonymous(Authorization=f"Bearer {token}") as client:
             more = await client.post("/v1/tokens", json={"name": "x", "scopes": ["incidents:write"]})
@@ -117,12 +117,12 @@ class TestTokens:
         assert less.status_code == 201
 
     @pytest.mark.parametrize("expires", ["2020-01-01T00:00:00Z", "2027-01-01T00:00:00"])
-    async def test_an_end_in_the_past_or_without_zone(self, api: Any, expires: str) -> None:  # type:
+    async def test_an_end_in_the_past_or_without_zone(self, api: Any, expires: str) -> None:
         body = {"name": "x", "scopes": ["jobs:read"], "expires_at": expires}
         problem = assert_problem(await api.client.post("/v1/tokens", json=body), 422, "invalid_request")
-        assert problem["fields"][0]["field"] == "body.expires_at"  # type: ignore[index]
+        assert problem["fields"][0]["field"] == "body.expires_at"
 
-    async def test_the_first_token_is_made_once(self, api: Any) -> None:  # type:
+    async def test_the_first_token_is_made_once(self, api: Any) -> None:
         assert await ensure_first_token(api.services) is None
         declared = "plt_" + "d" * 40
         assert await ensure_first_token(api.services, declared) is None
@@ -138,7 +138,7 @@ class TestSession:
             "/v1/session", json={"token": api.token}, headers={"X-Paceline-Console": "1"}
         )
 
-    async def test_the_cookie_reads_and_writes_only_from_our_own_page(self, api: Any, incident: Any) -> None:  # type:
+    async def test_the_cookie_reads_and_writes_only_from_our_own_page(self, api: Any, incident: Any) -> None:
         note, body = f"/v1/incidents/{incident}/notes", {"text": "x"}
         async with api.anonymous() as client:
             answer = await self.sign_in(api, client)
@@ -153,7 +153,7 @@ class TestSession:
             assert_problem(await client.post(note, json=body, headers=theirs), 403, "cross_site_request")
             assert (await client.post(note, json=body, headers=ours)).status_code == 201
 
-    async def test_signing_in_needs_the_header_and_a_token(self, api: Any) -> None:  # type:
+    async def test_signing_in_needs_the_header_and_a_token(self, api: Any) -> None:
         async with api.anonymous() as client:
             assert_problem(
                 await client.post("/v1/session", json={"token": api.token}), 403, "cross_site_request"
@@ -163,7 +163,7 @@ class TestSession:
             )
             assert_problem(wrong, 401, "unauthenticated")
 
-    async def test_it_ends_by_signing_out_by_time_and_with_its_token(self, api: Any) -> None:  # type:
+    async def test_it_ends_by_signing_out_by_time_and_with_its_token(self, api: Any) -> None:
         async with api.anonymous() as client:
             await self.sign_in(api, client)
             cookie = client.cookies["paceline_session"]
@@ -177,7 +177,7 @@ class TestSession:
 
 
 class TestBadRequests:
-    async def test_malformed_json(self, api: Any, incident: Any) -> None:  # type:
+    async def test_malformed_json(self, api: Any, incident: Any) -> None:
         answer = await api.client.post(
             f"/v1/incidents/{incident}/notes",
             content=b'{"text": ',
@@ -186,26 +186,26 @@ class TestBadRequests:
         assert_problem(answer, 422, "invalid_request")
 
     @pytest.mark.parametrize("body", [b"\xff\xfe", b"[]", b"null", b'"x"', b'{"text": 1}', b"[" * 5000])
-    async def test_other_bodies(self, api: Any, incident: Any, body: bytes) -> None:  # type:
+    async def test_other_bodies(self, api: Any, incident: Any, body: bytes) -> None:
         answer = await api.client.post(
             f"/v1/incidents/{incident}/notes", content=body, headers={"Content-Type": "application/json"}
         )
         assert_problem(answer, 422, "invalid_request")
 
-    async def test_the_field_the_value_and_what_was_expected(self, api: Any, incident: Any) -> None:  # type:
+    async def test_the_field_the_value_and_what_was_expected(self, api: Any, incident: Any) -> None:
         answer = await api.client.post(f"/v1/incidents/{incident}/notes", json={"text": "a", "colour": "red"})
         problem = assert_problem(answer, 422, "invalid_request")
-        (field,) = problem["fields"]  # type: ignore[misc]
+        (field,) = problem["fields"]
         assert (field["field"], field["value"]) == ("body.colour", "'red'")
         assert "not permitted" in field["expected"]
 
-    async def test_a_secret_in_a_wrong_body_is_not_repeated(self, api: Any) -> None:  # type:
+    async def test_a_secret_in_a_wrong_body_is_not_repeated(self, api: Any) -> None:
         answer = await api.client.post(
             "/v1/session", json={"token": ["plt_secret"]}, headers={"X-Paceline-Console": "1"}
         )
         assert "plt_secret" not in answer.text
 
-    async def test_huge_bodies_with_and_without_a_length(self, api: Any, incident: Any) -> None:  # type:
+    async def test_huge_bodies_with_and_without_a_length(self, api: Any, incident: Any) -> None:
         async def pieces() -> Any:
             for _ in range(40):
                 yield b"x" * 10_000
@@ -236,14 +236,14 @@ class TestBadRequests:
             ("/v1/incidents/INC-99999999999999999999999", 404),
         ],
     )
-    async def test_paths_and_queries(self, api: Any, incident: Any, path: str, status: int) -> None:  # type:
+    async def test_paths_and_queries(self, api: Any, incident: Any, path: str, status: int) -> None:
         answer = await api.client.get(path)
         assert_problem(answer, status, "not_found" if status == 404 else "invalid_request")
 
-    async def test_a_wrong_method(self, api: Any) -> None:  # type:
+    async def test_a_wrong_method(self, api: Any) -> None:
         assert_problem(await api.client.put("/v1/jobs"), 405, "method_not_allowed")
 
-    async def test_every_answer_has_the_security_headers(self, api: Any) -> None:  # type:
+    async def test_every_answer_has_the_security_headers(self, api: Any) -> None:
         for path in ("/v1/jobs", "/healthz", "/v1/nothing"):
             headers = (await api.client.get(path)).headers
             assert headers["x-content-type-options"] == "nosniff"

@@ -9,16 +9,16 @@ from paceline.contracts.verdicts import VerdictRecord
 Make = Callable[..., VerdictRecord]
 
 
-async def page(api: Any, incident: str) -> dict:  # type:
+async def page(api: Any, incident: str) -> dict[str, Any]:
     answer = await api.client.get(f"/v1/incidents/{incident}")
     assert answer.status_code == 200, answer.text
-    found: dict = answer.json()  # type: ignore[type-arg]
+    found: dict[str, Any] = answer.json()
     assert answer.headers["etag"] == f'"{found["version"]}"'
     return found
 
 
 class TestPage:
-    async def test_it_answers_the_four_questions(self, api: Any, incident: Any) -> None:  # type:
+    async def test_it_answers_the_four_questions(self, api: Any, incident: Any) -> None:
         found = await page(api, "INC-1")
         assert (found["id"], found["label"], found["status"]) == (incident, "INC-1", "open")
         happened = found["what_happened"]
@@ -35,12 +35,12 @@ class TestPage:
         assert found["did_it_happen"]["timeline"][0]["kind"] == "opened"
         assert (found["job_name"], found["world_size"], found["user"]) == ("Llama", 8, "lia")
 
-    async def test_an_incident_of_an_unknown_job_has_a_page_too(self, api: Any, make_verdict: Make) -> None:  # type:
+    async def test_an_incident_of_an_unknown_job_has_a_page_too(self, api: Any, make_verdict: Make) -> None:
         assert await api.apply(make_verdict(job="ghost")) == "open"
         found = await page(api, "INC-1")
         assert (found["job_name"], found["world_size"]) == ("ghost", None)
 
-    async def test_the_evidence_bundle(self, api: Any, incident: Any) -> None:  # type:
+    async def test_the_evidence_bundle(self, api: Any, incident: Any) -> None:
         answer = await api.client.get(f"/v1/incidents/{incident}/evidence")
         assert (answer.content, answer.headers["content-type"]) == (b"evidence", "application/octet-stream")
         assert 'filename="INC-1-r1.evidence.gz"' in answer.headers["content-disposition"]
@@ -51,7 +51,7 @@ class TestPage:
 
 
 class TestList:
-    async def test_cursors_show_each_incident_once(self, api: Any, job: Any, make_verdict: Make) -> None:  # type:
+    async def test_cursors_show_each_incident_once(self, api: Any, job: Any, make_verdict: Make) -> None:
         for rank in range(5):
             await api.apply(make_verdict(episode=f"epi_{rank}", rank=rank))
             api.clock.advance(0.0 if rank % 2 else 1.0)
@@ -70,12 +70,12 @@ class TestList:
         assert seen[0] in ("INC-5", "INC-4")
         assert seen[-1] == "INC-1"
 
-    async def test_filters(self, api: Any, incident: Any, make_verdict: Make) -> None:  # type:
+    async def test_filters(self, api: Any, incident: Any, make_verdict: Make) -> None:
         await api.apply(make_verdict(job="other", episode="epi_2"))
         await api.client.post(f"/v1/incidents/{incident}/resolutions", json={})
 
         async def labels(**query: object) -> list[str]:
-            answer = await api.client.get("/v1/incidents", params=query)  # type: ignore[arg-type]
+            answer = await api.client.get("/v1/incidents", params=query)
             return [item["label"] for item in answer.json()["items"]]
 
         assert await labels(status="resolved") == ["INC-1"]
@@ -86,7 +86,7 @@ class TestList:
 
 
 class TestChanges:
-    async def test_acknowledge_then_resolve(self, api: Any, incident: Any) -> None:  # type:
+    async def test_acknowledge_then_resolve(self, api: Any, incident: Any) -> None:
         base = f"/v1/incidents/{incident}"
         acknowledged = await api.client.post(f"{base}/acknowledgements", json={"note": "on it"})
         assert acknowledged.status_code == 201
@@ -115,14 +115,14 @@ class TestChanges:
 
     async def test_a_verdict_does_not_reopen_what_somebody_closed(
         self, api: Any, incident: Any, make_verdict: Any
-    ) -> None:  # type:
+    ) -> None:
         await api.client.post(f"/v1/incidents/{incident}/resolutions", json={})
         assert await api.apply(make_verdict(2)) == "revise_closed"
         assert (await page(api, incident))["status"] == "resolved"
 
     async def test_if_match_protects_from_deciding_on_an_old_state(
         self, api: Any, incident: Any, make_verdict: Any
-    ) -> None:  # type:
+    ) -> None:
         seen = (await page(api, incident))["version"]
         await api.apply(make_verdict(2))
         path = f"/v1/incidents/{incident}/resolutions"
@@ -132,12 +132,12 @@ class TestChanges:
         fresh = await api.client.post(path, json={}, headers={"If-Match": f'"{seen + 1}"'})
         assert fresh.status_code == 201
 
-    async def test_two_at_once_acknowledge_once(self, api: Any, incident: Any) -> None:  # type:
+    async def test_two_at_once_acknowledge_once(self, api: Any, incident: Any) -> None:
         path = f"/v1/incidents/{incident}/acknowledgements"
         answers = await asyncio.gather(*(api.client.post(path, json={}) for _ in range(6)))
         assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409, 409, 409]
 
-    async def test_a_note_pages_nobody(self, api: Any, incident: Any) -> None:  # type:
+    async def test_a_note_pages_nobody(self, api: Any, incident: Any) -> None:
         answer = await api.client.post(f"/v1/incidents/{incident}/notes", json={"text": "looking"})
         assert (answer.status_code, answer.json()["message"]) == (201, "looking")
         found = await page(api, incident)
@@ -152,7 +152,7 @@ class TestChanges:
 
 
 class TestIdempotency:
-    async def test_a_repeated_request_is_carried_out_once(self, api: Any, incident: Any) -> None:  # type:
+    async def test_a_repeated_request_is_carried_out_once(self, api: Any, incident: Any) -> None:
         path, key = f"/v1/incidents/{incident}/notes", {"Idempotency-Key": "k-1"}
         first = await api.client.post(path, json={"text": "a"}, headers=key)
         again = await api.client.post(path, json={"text": "a"}, headers=key)
@@ -164,27 +164,27 @@ class TestIdempotency:
 
     async def test_an_acknowledgement_may_be_repeated_instead_of_conflicting(
         self, api: Any, incident: Any
-    ) -> None:  # type:
+    ) -> None:
         path, key = f"/v1/incidents/{incident}/acknowledgements", {"Idempotency-Key": "k-2"}
         answers = [await api.client.post(path, json={}, headers=key) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [201, 201]
         assert answers[1].json()["version"] == 2
 
-    async def test_at_the_same_moment(self, api: Any, incident: Any) -> None:  # type:
+    async def test_at_the_same_moment(self, api: Any, incident: Any) -> None:
         path, key = f"/v1/incidents/{incident}/notes", {"Idempotency-Key": "k-3"}
         answers = await asyncio.gather(
             *(api.client.post(path, json={"text": "a"}, headers=key) for _ in range(5))
         )
         assert {answer.json()["id"] for answer in answers} == {answers[0].json()["id"]}
 
-    async def test_a_failed_request_uses_no_key(self, api: Any, incident: Any) -> None:  # type:
+    async def test_a_failed_request_uses_no_key(self, api: Any, incident: Any) -> None:
         key = {"Idempotency-Key": "k-4"}
         missing = await api.client.post("/v1/incidents/INC-77/notes", json={"text": "a"}, headers=key)
         assert missing.status_code == 404
         found = await api.client.post(f"/v1/incidents/{incident}/notes", json={"text": "a"}, headers=key)
         assert found.status_code == 201
 
-    async def test_secrets_are_not_shown_twice(self, api: Any) -> None:  # type:
+    async def test_secrets_are_not_shown_twice(self, api: Any) -> None:
         body, key = {"name": "x", "scopes": ["jobs:read"]}, {"Idempotency-Key": "k-5"}
         assert (await api.client.post("/v1/tokens", json=body, headers=key)).status_code == 201
         again = await api.client.post("/v1/tokens", json=body, headers=key)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -45,8 +46,8 @@ class _Server(uvicorn.Server):
 
 
 class ApiApp:
-    """`on_first_token` is called once, with the admin token, when the database has none yet: by
-    default it is logged nowhere and printed nowhere, so a caller has to."""
+    """`on_first_token` is called once, with the admin token, when the database has none yet and none
+    is declared; by default it is printed. It is never logged."""
 
     name = "api"
 
@@ -60,7 +61,7 @@ class ApiApp:
     ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._on_first_token = on_first_token
+        self._on_first_token = on_first_token or print_token
         self._database = settings.database.open()
         self._watch = OutboxWatch(settings.database.url, poll_s=settings.outbox_poll_s)
         self._services = Services(
@@ -161,5 +162,11 @@ class ApiApp:
                     raise
                 await asyncio.sleep(backoff.delay_s(attempt))
                 attempt += 1
-        if self.first_token is not None and self._on_first_token is not None:
+        if self.first_token is not None:
             self._on_first_token(self.first_token)
+
+
+def print_token(token: str) -> None:
+    """For whoever started the service: the token is shown nowhere else."""
+    sys.stdout.write(f"first API token (shown once, all scopes): {token}\n")
+    sys.stdout.flush()
