@@ -127,7 +127,7 @@ async def test_outage_loses_no_diagnosis(
     dying.ask("rounds 3")
     waiting.ask("rounds 3")
     waiting.ask("enter")
-    await eventually(lambda: app.waiting[1] > 5)
+    await eventually(lambda: app.waiting[1] > 5 and app.roster.living_count == 2)
     os.kill(dying.process.pid, signal.SIGKILL)
     await eventually(lambda: any(p.exit for p in app.roster.processes.values()))
     samples = app.sampler.samples

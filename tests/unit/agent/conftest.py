@@ -129,11 +129,18 @@ async def start_agent(agent_folder: Path, publisher: MemoryPublisher) -> AsyncIt
 
 
 @pytest.fixture
-async def start_rank(agent_folder: Path) -> AsyncIterator[StartRank]:
+async def start_rank(
+    agent_folder: Path, eventually: Callable[..., Awaitable[Any]]
+) -> AsyncIterator[StartRank]:
     ranks: list[RankProcess] = []
 
     async def start(
-        rank: int = 0, world_size: int = 2, job: str = "job", attempt: str = "a1", user: int | None = None
+        rank: int = 0,
+        world_size: int = 2,
+        job: str = "job",
+        attempt: str = "a1",
+        user: int | None = None,
+        connected: bool = True,
     ) -> RankProcess:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
@@ -144,6 +151,8 @@ async def start_rank(agent_folder: Path) -> AsyncIterator[StartRank]:
         ranks.append(started)
         assert process.stdout is not None
         assert (await asyncio.wait_for(process.stdout.readline(), 20)).strip() == b"ready"
+        if connected:
+            await eventually(started.is_connected)
         return started
 
     yield start

@@ -251,7 +251,7 @@ async def test_rank_that_is_taken_is_refused(
     app = await start_agent()
     first = await start_rank(0)
     await eventually(first.is_connected)
-    second = await start_rank(0)
+    second = await start_rank(0, connected=False)
     text = f"rank 0 of job 'job' attempt 'a1' is held by pid {first.pid}"
     await eventually(lambda: _is_told(second, text))
     assert app.drops["refused_rank_taken"]
@@ -270,9 +270,9 @@ async def test_claim_on_somebody_elses_job_is_refused(
     app = await start_agent()
     agent_folder.chmod(0o755)  # noqa: ASYNC240
     (agent_folder / "agent.sock").chmod(0o777)
-    await eventually((await start_rank(0)).is_connected)
+    await start_rank(0)
     for attempt in ("a1", "a2"):
-        foreign = await start_rank(1, attempt=attempt, user=65534)
+        foreign = await start_rank(1, attempt=attempt, user=65534, connected=False)
         assert await eventually(
             lambda f=foreign: _is_told(f, "was registered by uid 0, this process has uid 65534")
         )

@@ -80,6 +80,7 @@ class Sampler:
         process.conclude()
         self.sample(job, last=process)
         self._roster.release(process)
+        process.view = None  # 45 kB for each communicator
 
     def _read(self, process: Process, now_ns: int) -> Suspicion:
         """Take a new snapshot where there is a page; why the process is to be looked at closely."""
