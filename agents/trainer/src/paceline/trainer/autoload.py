@@ -18,5 +18,5 @@ def autoload() -> None:
         from paceline.trainer.process import install
 
         install()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         log.warning("paceline could not start (%r); training goes on unobserved", error)

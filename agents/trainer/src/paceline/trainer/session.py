@@ -122,6 +122,10 @@ class Session:
             self._nonce = NonceReader(store, self._settle_attempt)
             self._nonce.start()
 
+    def await_attempt(self, timeout_s: float) -> bool:
+        """True where the attempt is final; for tests and tools, training never calls it."""
+        return self._nonce is None or self._nonce.join(timeout_s)
+
     def _settle_attempt(self, nonce: str) -> None:
         settled = identity.settled_attempt(self._environment, self._attempt, nonce)
         with self._lock:

@@ -1,0 +1,87 @@
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.contracts.cli import main
+from paceline.trainer import commands
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    commands.add(parser.add_subparsers())
+    return parser.parse_args(["run", *words])
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+
+    def execute(file: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        calls.append((file, list(arguments), environment))
+        raise OSError(8, "Exec format error")
+
+    monkeypatch.setattr(os, "execvpe", execute)
+    return calls
+
+
+def test_the_command_is_executed_with_the_environment(executed: list[Any], tmp_path: Path) -> None:
+    arguments = parse(
+        "--job-id", "j", "--name", "n", "--socket", str(tmp_path / "s"), "--", sys.executable, "-c", "pass"
+    )
+    assert commands.run(arguments) == commands.NOT_EXECUTABLE
+    file, words, environment = executed[0]
+    assert file == sys.executable
+    assert words == [sys.executable, "-c", "pass"]
+    assert environment["PACELINE"] == "1"
+    assert environment["PACELINE_JOB_ID"] == "j"
+    assert environment["PACELINE_NAME"] == "n"
+    assert environment["PACELINE_AGENT_SOCKET"] == str(tmp_path / "s")
+
+
+def test_options_of_the_command_stay_with_it(executed: list[Any]) -> None:
+    commands.run(parse("--", sys.executable, "--name", "theirs", "--", "x"))
+    assert executed[0][1] == [sys.executable, "--name", "theirs", "--", "x"]
+    assert executed[0][2].get("PACELINE_NAME") == os.environ.get("PACELINE_NAME")
+
+
+def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run"]) == 2
+    assert "write it after --" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--", "no-such-program"]) == 127
+    assert "'no-such-program' was not found" in capsys.readouterr().err
+
+
+def test_a_missing_agent_is_a_warning_only(
+    executed: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.run(parse("--socket", str(tmp_path / "none.sock"), "--", sys.executable))
+    assert "no agent at" in capsys.readouterr().err
+    assert len(executed) == 1
+
+
+def test_warnings(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        assert commands.warnings({"PACELINE_AGENT_SOCKET": str(path)}) == []
+        spoilt = {
+            "PACELINE_AGENT_SOCKET": str(path),
+            "PACELINE_DISABLED": "1",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        }
+        assert [text.partition(" ")[0] for text in commands.warnings(spoilt)] == [
+            "PACELINE_DISABLED",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0:",
+        ]
+    plain = tmp_path / "file"
+    plain.write_text("")
+    assert "is no socket" in commands.warnings({"PACELINE_AGENT_SOCKET": str(plain)})[0]
