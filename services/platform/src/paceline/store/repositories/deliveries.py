@@ -123,29 +123,54 @@ class DeliveryRepository:
         """Whether this event was routed before."""
         return bool(await self._session.scalar(select(exists().where(Delivery.event_id == event_id))))
 
+    async def has_incident(self, incident_id: str) -> bool:
+        """Whether anybody was told of this incident."""
+        return bool(await self._session.scalar(select(exists().where(Delivery.incident_id == incident_id))))
+
     async def claim_due(
-        self, now: datetime, lease: timedelta, limit: int, busy_targets: Sequence[str] = ()
+        self,
+        now: datetime,
+        lease: timedelta,
+        limit: int,
+        per_target_max: int,
+        busy_targets: Sequence[str] = (),
     ) -> Sequence[Delivery]:
         """Take due rows for one attempt each; several notifiers never take the same row.
 
-        A taken row is due again after `lease`. `busy_targets` are left for later.
+        A taken row is due again after `lease`. At most `per_target_max` rows of one target, so that
+        a slow one cannot fill all slots; `busy_targets` are left for later.
         """
-        due = (
+        place = func.row_number().over(partition_by=Delivery.target, order_by=Delivery.next_attempt_at)
+        due = select(Delivery.id, place.label("place")).where(
+            Delivery.status == PENDING, Delivery.next_attempt_at <= now
+        )
+        if busy_targets:
+            due = due.where(Delivery.target.not_in(busy_targets))
+        first = due.subquery()
+        query = (
             select(Delivery)
+            .where(Delivery.id.in_(select(first.c.id).where(first.c.place <= per_target_max)))
+            # Judged again under the lock: another notifier may have taken the row meanwhile.
             .where(Delivery.status == PENDING, Delivery.next_attempt_at <= now)
             .order_by(Delivery.next_attempt_at)
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
-        if busy_targets:
-            due = due.where(Delivery.target.not_in(busy_targets))
-        rows = (await self._session.scalars(due)).all()
+        rows = (await self._session.scalars(query)).all()
         for row in rows:
             row.attempts_count += 1
             row.next_attempt_at = now + lease
             row.updated_at = now
         await self._session.flush()
         return rows
+
+    async def release(self, delivery_ids: Sequence[str], now: datetime) -> None:
+        """Give claimed rows back: due at once, the attempt does not count."""
+        await self._session.execute(
+            update(Delivery)
+            .where(Delivery.id.in_(delivery_ids), Delivery.status == PENDING)
+            .values(next_attempt_at=now, attempts_count=Delivery.attempts_count - 1)
+        )
 
     async def next_due(self) -> datetime | None:
         """When the next pending row is due, None where nothing is pending."""

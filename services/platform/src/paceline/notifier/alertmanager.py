@@ -1,0 +1,106 @@
+"""Pushes alerts to Alertmanager's v2 API and repeats them before they end by themselves."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from paceline.notifier.alerts import alert_json, watchdog_json
+from paceline.notifier.decisions import AttemptReason, Outcome
+from paceline.notifier.http import Sender
+from paceline.notifier.settings import NotifierSettings
+from paceline.runtime.app import Readiness
+from paceline.runtime.clock import Clock
+from paceline.runtime.logging import get_logger
+from paceline.runtime.metrics import count, observe
+from paceline.store import Database, is_transient
+from paceline.store.models.delivery import AlertState
+from paceline.store.repositories.deliveries import AlertRepository
+from paceline.store.times import from_unix
+
+PATH = "/api/v2/alerts"
+FIRING_MAX = 2_000  # alerts repeated in one round; more open incidents than that are one big outage
+PUSH_ALERTS_MAX = 200
+HEADERS = {"content-type": "application/json", "user-agent": "paceline-notifier/1"}
+log = get_logger(__name__)
+
+
+class AlertmanagerPusher:
+    """One lock for each Alertmanager: a repetition never overtakes a resolution."""
+
+    def __init__(
+        self,
+        settings: NotifierSettings,
+        database: Database,
+        sender: Sender,
+        clock: Clock,
+        healthy: Callable[[], Readiness],
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._sender = sender
+        self._clock = clock
+        self._healthy = healthy
+        self._hold = timedelta(seconds=settings.alertmanager_hold_s)
+        self._locks = {url: asyncio.Lock() for url in settings.alertmanager_urls}
+        self._started_at = from_unix(clock.unix_s())
+
+    async def push_incident(self, url: str, incident_id: str) -> Outcome:
+        """Tell `url` the present state of one incident's alert, whatever the event was."""
+        if url not in self._locks:
+            return Outcome(
+                None, AttemptReason.NOT_WANTED, "no longer among PACELINE_NOTIFIER_ALERTMANAGER_URLS"
+            )
+        async with self._locks[url]:
+            async with self._database.transaction() as session:
+                state = await AlertRepository(session).get(incident_id)
+            if state is None:
+                return Outcome(None, AttemptReason.NOT_WANTED, "the alert is no longer known")
+            return await self._push(url, self._alerts(state))
+
+    async def run(self) -> None:
+        """Repeat what fires, and the watchdog, until cancelled."""
+        while True:
+            for url in self._settings.alertmanager_urls:
+                try:
+                    await self.repeat(url)
+                except Exception as error:
+                    if not is_transient(error):
+                        raise
+                    log.warning("alerts_not_repeated", url=url, error=str(error)[:300])
+            await self._clock.sleep(self._settings.alertmanager_resend_s)
+
+    async def repeat(self, url: str) -> list[Outcome]:
+        """One round: the watchdog while we are healthy, then every firing alert."""
+        async with self._locks[url]:
+            outcomes = []
+            async with self._database.transaction() as session:
+                firing = await AlertRepository(session).firing(FIRING_MAX)
+            alerts = [alert for state in firing for alert in self._alerts(state)]
+            if self._healthy().ready:
+                now = from_unix(self._clock.unix_s())
+                alerts.insert(0, watchdog_json(self._settings.cluster, self._started_at, now, self._hold))
+            for begin in range(0, len(alerts), PUSH_ALERTS_MAX):
+                outcomes.append(await self._push(url, alerts[begin : begin + PUSH_ALERTS_MAX]))
+            return outcomes
+
+    def _alerts(self, state: AlertState) -> list[dict[str, object]]:
+        now = from_unix(self._clock.unix_s())
+        ends_at = now + self._hold if state.firing else max(now, state.starts_at)
+        alerts = [alert_json(state.labels, state.annotations, state.starts_at, ends_at, state.generator_url)]
+        if state.former_labels:
+            ended = max(now, state.starts_at)
+            alerts.append(
+                alert_json(
+                    state.former_labels, state.annotations, state.starts_at, ended, state.generator_url
+                )
+            )
+        return alerts
+
+    async def _push(self, url: str, alerts: Sequence[dict[str, object]]) -> Outcome:
+        outcome = await self._sender.post(url + PATH, HEADERS, json.dumps(alerts).encode())
+        observe("paceline.webhook.duration", outcome.seconds, integration="alertmanager")
+        if outcome.reason is not AttemptReason.DELIVERED:
+            count("paceline.webhook.deliveries", integration="alertmanager", outcome=outcome.reason.value)
+            log.warning("alertmanager_push_failed", url=url, reason=outcome.reason.value, error=outcome.error)
+        return outcome
