@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -88,7 +88,7 @@ async def apply_verdict(
     await session.flush()
     if bundle and incident is not None:
         await _keep_bundle(session, incident.id, record, bundle, at, context.bundles_max)
-    return decision
+    return decision if incident is None else replace(decision, incident_id=incident.id)
 
 
 def decode_bundle(text: str) -> bytes:

@@ -1,5 +1,6 @@
 """Migrations in-process: no alembic.ini, no shell. Safe to call from several services at once."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +51,7 @@ async def _lock(connection: AsyncConnection) -> None:
 
 
 def _config(connection: Connection) -> Config:
-    config = Config()
+    config = Config(stdout=io.StringIO())  # Alembic reports to the terminal otherwise
     config.set_main_option("script_location", str(MIGRATIONS_PATH))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
