@@ -31,6 +31,7 @@ KAFKA_VARIABLE = "PACELINE_KAFKA_BOOTSTRAP"
 TOKEN_VARIABLE = "PACELINE_API_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)
 CONSOLE_VARIABLE = "PACELINE_API_CONSOLE_PATH"
 URL_BASE_VARIABLE = "PACELINE_CONSOLE_URL"
+PRIVATE_VARIABLE = "PACELINE_NOTIFIER_ALLOW_PRIVATE_ADDRESSES"
 API_PORT = 8300
 READY_S_MAX = 60.0
 READY_POLL_S = 0.05
@@ -82,6 +83,9 @@ class LocalPlatform:
         if self.postgres is not None:
             self.postgres.launch()
             self._export(URL_VARIABLE, self.postgres.url(DATABASE))
+        is_local = self.kafka is not None or self.postgres is not None
+        if is_local and PRIVATE_VARIABLE not in os.environ:
+            self._export(PRIVATE_VARIABLE, "true")  # receivers of a local platform are local, too
         self._export_api()
 
     async def prepare(self, *, fresh: bool = False) -> None:
