@@ -186,12 +186,14 @@ class TestWindow:
         batches = []
         for batch in job.sample():
             rows = batch.table(RowKind.ROUND).copy()
-            rows["level"] = np.where(rows["round"] % 16 == 0, 4, 0)
+            rows["level"] = np.where(rows["round"] % 33 == 0, 4, 0)
             batches.append(replace(batch, rows={**batch.rows, RowKind.ROUND: rows}))
         seen.block.apply(batches)
-        held = seen.block.slow.window.number
-        level_four = held[(held > 0) & (held % 16 == 0)]
-        assert len(level_four) == len({int(n) % held.shape[0] for n in range(16, 600, 16)})
+        held = {int(number) for number in seen.block.slow.window.number.reshape(-1)}
+        first = job.member[7, 0].entered - 399
+        coarse = {number for number in range(first, first + 400) if number % 33 == 0}
+        assert len(coarse) == 12
+        assert coarse <= held
 
     def test_window_stays_within_its_bound(self, fake_job: Any) -> None:
         from paceline.analysis.detection import Bounds, JobBlock
