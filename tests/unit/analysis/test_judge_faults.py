@@ -9,7 +9,7 @@ from tests.unit.analysis.simulated_job import Injection, Shape, SimulatedJob, in
 SHAPES = (Shape(4, 2, 1), Shape(2, 2, 2), Shape(4, 4, 1), Shape(4, 4, 2), Shape(8, 4, 1), Shape(4, 4, 4))
 BIG = Shape(8, 4, 4)
 MODES = ((1, "gloo"), (6, "nccl"))
-SEEDS = 36
+SEEDS = 30
 
 EXPECTED = {
     "h1": (VerdictClass.H1, None),
@@ -69,18 +69,12 @@ def test_no_progress_names_the_smallest_group_with_the_cause(seed: int) -> None:
 
 @pytest.mark.parametrize("function", ["p2p_send", "p2p_recv"])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_missing_counterpart_names_the_rank_or_the_pair(function: str, seed: int) -> None:
+def test_missing_counterpart_names_the_rank(function: str, seed: int) -> None:
     shape = (Shape(2, 2, 2), Shape(2, 4, 2), Shape(4, 4, 2), Shape(4, 4, 4), Shape(2, 4, 4))[seed % 5]
     injection = inject(function, SimulatedJob(shape, seed))
     verdict = judge(injection.job.evidence())
-    (rank,) = injection.ranks
-    if shape.dp > 2:
-        assert named(verdict) == {rank}, verdict.summary
-        assert verdict.sub_reason is SubReason.P2P_MISSING_COUNTERPART
-    elif verdict.roots[0].kind is RootKind.RANK:
-        assert named(verdict) == {rank}, verdict.summary
-    else:
-        assert rank in named(verdict)
+    assert named(verdict) == set(injection.ranks), verdict.summary
+    assert verdict.sub_reason is SubReason.P2P_MISSING_COUNTERPART
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -101,10 +95,10 @@ def test_replayed_bundle_gives_the_same_verdict(kind: str, seed: int) -> None:
     assert judge(load_bundle(packed)) == judge(evidence)
 
 
-@pytest.mark.parametrize("kind", [*sorted(EXPECTED), "h3"])
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("kind", [*sorted(EXPECTED), "h3", "p2p_send", "p2p_recv"])
+@pytest.mark.parametrize("seed", range(12))
 def test_missing_evidence_never_names_a_wrong_rank(kind: str, seed: int) -> None:
-    injection = make(kind, seed)
+    injection = make(kind, seed * 3 + 1)  # these shapes have pipelines, too
     job = injection.job
     world = job.shape.world
     hidden = job.random.sample(range(world), max(1, world // 10))

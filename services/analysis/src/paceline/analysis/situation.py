@@ -115,6 +115,17 @@ class Situation:
         )
 
     @cached_property
+    def edges_with_sends(self) -> "Edges":
+        """As `edges`, with open sends taken for something that keeps a rank."""
+        graph = self.graph
+        by_lack = _join(graph.lacks, graph.holds.where(~self.unrecorded[graph.holds.op]))
+        return Edges(
+            np.concatenate([by_lack.source, self.edges.source]),
+            np.concatenate([by_lack.target, self.edges.target]),
+            np.concatenate([by_lack.rank, self.edges.rank]),
+        )
+
+    @cached_property
     def satisfied(self) -> Mask:
         """Stalled operations that everybody has entered and that wait behind no other one."""
         graph = self.graph
@@ -124,7 +135,21 @@ class Situation:
         mask[:comms] &= ~self.evidence.inferred
         mask[graph.host_base :] = False
         mask[self.edges.source] = False
+        # Where streams run in order, an earlier operation of a holder may be among the missing rows.
+        held = Links.join([graph.holds, graph.mirrored])
+        doubtful = held.op[self.ordered[held.op] & ~self.observed[held.rank]]
+        mask[doubtful] = False
         return _flags(mask)
+
+    @cached_property
+    def ordered(self) -> Mask:
+        """Operations of streams that run in order; gloo runs different groups side by side."""
+        graph, gloo = self.graph, np.array([name == "gloo" for name in self.evidence.comm_backends], np.bool_)
+        ordered = np.ones(graph.ops, np.bool_)
+        ordered[: self.evidence.communicators] = ~gloo
+        ordered[graph.pair_base : graph.host_base] = ~gloo[graph.pairs.comm] if len(gloo) else True
+        ordered[graph.host_base :] = False
+        return ordered
 
     @cached_property
     def unanswered(self) -> Mask:
@@ -167,15 +192,8 @@ class Situation:
         return mask
 
     def _order_edges(self) -> "Edges":
-        """From an operation to an earlier one that one of its holders is still inside.
-
-        Only where streams run in order; gloo runs the operations of different groups side by side.
-        """
-        graph, gloo = self.graph, np.array([name == "gloo" for name in self.evidence.comm_backends], np.bool_)
-        ordered = np.ones(graph.ops, np.bool_)
-        ordered[: self.evidence.communicators] = ~gloo
-        ordered[graph.pair_base : graph.host_base] = ~gloo[graph.pairs.comm] if len(gloo) else True
-        ordered[graph.host_base :] = False
+        """From an operation to an earlier one that one of its holders is still inside."""
+        graph, ordered = self.graph, self.ordered
         usable = ordered[graph.holds.op] & (graph.holds.issue > 0) & ~self.unrecorded[graph.holds.op]
         holds = graph.holds.where(usable)
         first = np.full(self.evidence.world_size, np.iinfo(np.uint64).max, np.uint64)

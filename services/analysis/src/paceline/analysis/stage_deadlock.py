@@ -3,31 +3,49 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.analysis.evidence import Ints, Mask
 from paceline.analysis.findings import Finding, group_root, name_ranks, note, phrase, rank_roots
-from paceline.analysis.situation import Situation
-from paceline.contracts.verdicts import Action, ActionKind, Owner, Root, SubReason, VerdictClass
+from paceline.analysis.programs import Key, Programs, Standing
+from paceline.analysis.situation import Edges, Situation
+from paceline.contracts.verdicts import (
+    Action,
+    ActionKind,
+    Evidence,
+    Owner,
+    Root,
+    SubReason,
+    VerdictClass,
+)
 
 TURNS_MAX = 4096
+RANKS_COMPARED_MAX = 256
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rank `rank` is inside `inside` and keeps `lacking` waiting: it took `inside` first."""
+
+    rank: int
+    inside: int
+    lacking: int
 
 
 def cycle(situation: Situation) -> Finding | None:
-    """A circle of stalled operations. Runs only where no rank is free and no signature differs."""
-    core = _core(situation)
-    ops = np.flatnonzero(core)
-    if len(ops) == 0:
-        return None
-    pair = _missing_counterpart(situation, ops)
-    if pair is not None:
-        return pair
-    return _inversion(situation, ops)
+    """A circle of stalled operations. Runs only where no rank is free and no signature differs.
+
+    Sends count in a second try: a rank need not stand in a send that it has left open, so a circle
+    that only a send closes may be a rank that stopped elsewhere (`open_send` judges that).
+    """
+    for edges, sends in ((situation.edges, False), (situation.edges_with_sends, True)):
+        ops = np.flatnonzero(_core(situation, edges))
+        if len(ops):
+            return _judge_circle(situation, _turns(edges, ops), ops, sends)
+    return None
 
 
-def _core(situation: Situation) -> Mask:
+def _core(situation: Situation, edges: Edges) -> Mask:
     """Stalled operations on a circle, or between two circles: peel both ends until nothing goes."""
-    edges = situation.edges
     source, target = edges.source, edges.target
     alive = situation.stalled.copy()
     for _ in range(situation.graph.ops + 1):
@@ -44,205 +62,144 @@ def _core(situation: Situation) -> Mask:
     return alive
 
 
-def _inversion(situation: Situation, ops: Ints) -> Finding:
-    """Somebody turned the order of two operations round; named where the others show the order."""
-    graph, evidence = situation.graph, situation.evidence
-    turns = _turns(situation, ops)
-    odd = who_turned(situation, turns)
-    involved = sorted({turn.rank for turn in turns})
-    clear = len(odd) > 0 and len(odd) < len(involved)
-    shown = next((turn for turn in turns if turn.rank in odd), turns[0])
+def _turns(edges: Edges, ops: Ints) -> list[Turn]:
+    """The steps of the circle."""
+    core = np.isin(edges.source, ops) & np.isin(edges.target, ops)
+    found = zip(edges.rank[core], edges.target[core], edges.source[core], strict=True)
+    return [Turn(int(rank), int(inside), int(lacking)) for rank, inside, lacking in list(found)[:TURNS_MAX]]
+
+
+def _judge_circle(situation: Situation, turns: list[Turn], ops: Ints, sends: bool) -> Finding | None:
+    """Name the ranks that differ from their siblings; else all ranks of the circle as a group."""
+    programs = Programs(situation)
+    standings = _standings(programs, turns)
+    odd = {rank for rank, (standing, _, _) in standings.items() if standing is Standing.ODD}
+    involved = sorted(standings)
+    unsure = any(standing is Standing.UNKNOWN for standing, _, _ in standings.values())
+    if not odd and not sends:
+        odd = _outvoted(programs, turns)
+    if sends and not odd and not unsure:
+        return None  # everybody did what its siblings did: the circle is not one
+    if not odd or len(odd) == len(involved):
+        return _circle(situation, turns, ops, involved)
+    shown = next(turn for turn in turns if turn.rank in odd)
+    _, key, by = standings[shown.rank]
+    notes = (
+        note(
+            "circle",
+            f"{len(ops)} operations wait for each other and no rank is free",
+            operations=len(ops),
+            ranks=len(involved),
+            oldest_ms=int(situation.graph.age_ms[ops].max()),
+        ),
+        _why(programs, odd, key, by),
+    )
+    if key is not None and key[0] == "pair":
+        return _counterpart(situation, turns, sorted(odd), key, by, notes)
     first, second = phrase(situation, shown.inside), phrase(situation, shown.lacking)
-    roots: tuple[Root, ...] = (group_root(evidence, involved, "circle"),)
-    statement = f"{name_ranks(involved)} wait for each other in {first} and {second}"
-    if clear:
-        roots = rank_roots(evidence, sorted(odd), situation.policy.roots_max)
-        statement = f"{name_ranks(sorted(odd))} entered {first} before {second}, the others after it"
     return Finding(
-        "order_inversion" if clear else "circle",
+        "order_inversion",
         VerdictClass.DEADLOCK,
-        statement,
+        f"{name_ranks(sorted(odd))} entered {first} before {second}, the others after it",
         SubReason.ORDER_INVERSION,
-        roots,
+        rank_roots(situation.evidence, sorted(odd), situation.policy.roots_max),
         shown.inside,
         Owner.USER_CODE,
-        Action(
-            ActionKind.FIX_CODE, name_ranks(sorted(odd) if clear else involved), "enter them in one order"
-        ),
-        0.9 if clear else 0.7,
+        Action(ActionKind.FIX_CODE, name_ranks(sorted(odd)), "enter them in one order"),
+        0.9 if not unsure else 0.85,
+        notes,
+    )
+
+
+def _circle(situation: Situation, turns: list[Turn], ops: Ints, involved: list[int]) -> Finding:
+    """Nobody can be told from the others."""
+    first, second = phrase(situation, turns[0].inside), phrase(situation, turns[0].lacking)
+    roots: tuple[Root, ...] = (group_root(situation.evidence, involved, "circle"),)
+    return Finding(
+        "circle",
+        VerdictClass.DEADLOCK,
+        f"{name_ranks(involved)} wait for each other in {first} and {second}",
+        SubReason.ORDER_INVERSION,
+        roots,
+        turns[0].inside,
+        Owner.USER_CODE,
+        Action(ActionKind.FIX_CODE, name_ranks(involved), "compare the order of their calls"),
+        0.7,
         (
             note(
                 "circle",
                 f"{len(ops)} operations wait for each other and no rank is free",
                 operations=len(ops),
                 ranks=len(involved),
-                oldest_ms=int(graph.age_ms[ops].max()),
+                oldest_ms=int(situation.graph.age_ms[ops].max()),
             ),
         ),
-        would_decide="" if clear else "the order in which the training script means to enter them",
+        would_decide="the order of calls that the training script means, or the calls of other pipelines",
     )
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Rank `rank` is inside `inside` and keeps `lacking` waiting: it took `inside` first."""
-
-    rank: int
-    inside: int
-    lacking: int
-
-
-def _turns(situation: Situation, ops: Ints) -> list[Turn]:
-    """The steps of the circle, at most a few thousand."""
-    edges = situation.edges
-    core = np.isin(edges.source, ops) & np.isin(edges.target, ops)
-    found = zip(edges.rank[core], edges.target[core], edges.source[core], strict=True)
-    return [Turn(int(rank), int(inside), int(lacking)) for rank, inside, lacking in list(found)[:TURNS_MAX]]
-
-
-def who_turned(situation: Situation, turns: list[Turn]) -> set[int]:
-    """Ranks that took two operations the other way round than the others; empty where unclear.
-
-    Counted in kinds of groups, because the ranks of one job run one program: how many rounds of
-    the kind of `lacking` had a rank entered when it entered `inside`?
-    """
-    counts = _Counts(situation)
-    by_step: dict[tuple[int, int], set[int]] = {}
+def _standings(programs: Programs, turns: list[Turn]) -> dict[int, tuple[Standing, Key | None, int]]:
+    """What the siblings of each rank of the circle say; bounded, the rest stays unknown."""
+    found: dict[int, tuple[Standing, Key | None, int]] = {}
     for turn in turns:
-        by_step.setdefault((turn.inside, turn.lacking), set()).add(turn.rank)
+        known = found.get(turn.rank)
+        if known is not None and known[0] is not Standing.UNKNOWN:
+            continue
+        if len(found) >= RANKS_COMPARED_MAX and known is None:
+            found[turn.rank] = (Standing.UNKNOWN, None, 0)
+            continue
+        found[turn.rank] = programs.standing(turn.rank, turn.inside)
+    return found
+
+
+def _outvoted(programs: Programs, turns: list[Turn]) -> set[int]:
+    """Ranks that took two kinds of groups one way where at least twice as many took them the other."""
     odd: set[int] = set()
-    for (inside, lacking), ranks in by_step.items():
-        peers = [int(rank) for rank in situation.holders(inside) if int(rank) not in ranks]
-        before = [counts.before(rank, inside, lacking) for rank in peers]
-        for rank in ranks:
-            mine = counts.before(rank, inside, lacking)
-            if len(before) >= 2 and all(other == mine + 1 for other in before):
-                odd.add(rank)
-    if odd:
-        return odd
-    for (inside, lacking), ranks in by_step.items():
-        for rank in ranks:
-            against, alike = counts.votes(rank, inside, lacking)
-            if against >= 2 and against >= 2 * alike:
-                odd.add(rank)
+    for turn in turns[:RANKS_COMPARED_MAX]:
+        against, alike = programs.votes(turn.rank, turn.inside, turn.lacking)
+        if against >= 2 and against >= 2 * alike:
+            odd.add(turn.rank)
     return odd
 
 
-class _Counts:
-    """Rounds entered by each rank, summed over the groups of one kind."""
-
-    def __init__(self, situation: Situation) -> None:
-        evidence = situation.evidence
-        self._situation = situation
-        sizes = np.diff(evidence.offsets)
-        names = [kind or f"size {size}" for kind, size in zip(evidence.comm_kinds, sizes, strict=True)]
-        self._kinds = {name: index for index, name in enumerate(dict.fromkeys(names))}
-        self._kind_of = np.array([self._kinds[name] for name in names], np.int64)
-        self._sums: dict[int, Ints] = {}
-        rounds = evidence.rounds
-        is_open = (rounds["duration_ns"] == 0) & (rounds["round"] > 0)
-        self._open = rounds[is_open & (evidence.index_of(rounds["comm"]) >= 0)]
-        self._open_kind = self._kind_of[evidence.index_of(self._open["comm"])]
-
-    def kind(self, op: int) -> int:
-        comm = self._situation.comm_of_op(op)
-        return int(self._kind_of[comm]) if comm >= 0 else -1
-
-    def entered(self, kind: int) -> Ints:
-        """W: rounds entered in groups of `kind`."""
-        if kind not in self._sums:
-            evidence = self._situation.evidence
-            mine = (self._kind_of[evidence.comm_of] == kind) & evidence.seen
-            self._sums[kind] = np.bincount(
-                evidence.member_rank[mine], evidence.state["entered"][mine], evidence.world_size
-            ).astype(np.int64)
-        return self._sums[kind]
-
-    def before(self, rank: int, inside: int, lacking: int) -> int:
-        """Rounds of the kind of `lacking` that `rank` entered before it entered `inside`."""
-        kind = self.kind(lacking)
-        holds = self._situation.graph.holds
-        issue = holds.issue[(holds.op == inside) & (holds.rank == rank)]
-        later = (self._open["rank"] == rank) & (self._open_kind == kind)
-        after = int(np.count_nonzero(self._open["issue"][later] > issue.max())) if len(issue) else 0
-        return int(self.entered(kind)[rank]) - after
-
-    def votes(self, rank: int, inside: int, lacking: int) -> tuple[int, int]:
-        """Ranks that have taken the two kinds the other way round, and as `rank` did."""
-        taken, skipped = self.entered(self.kind(inside)), self.entered(self.kind(lacking))
-        mine, other = int(taken[rank]), int(skipped[rank])
-        against = int(np.count_nonzero((taken == mine - 1) & (skipped == other + 1)))
-        return against, int(np.count_nonzero((taken == mine) & (skipped == other)))
+def _why(programs: Programs, odd: set[int], key: Key | None, by: int) -> Evidence:
+    if key is None:
+        return note(
+            "votes", f"other ranks entered the two the other way round than {name_ranks(sorted(odd))}"
+        )
+    what = f"rounds of kind {programs.kind_name(int(str(key[1])))}"
+    if key[0] == "pair":
+        what = f"{'receives' if key[3] else 'sends'} with place {key[2]}"
+    return note(
+        "siblings",
+        f"before the same call the siblings of {name_ranks(sorted(odd))} had called "
+        f"{abs(by)} {'more' if by < 0 else 'fewer'} {what}",
+        difference=by,
+    )
 
 
-def _missing_counterpart(situation: Situation, ops: Ints) -> Finding | None:
-    """A circle through a point-to-point pair: one side left out a call, or the other made one more.
-
-    The circle alone does not tell which. Ranks at the same place of other pipelines do: they stand
-    in the same collectives and have posted as much as this rank should have.
-    """
-    graph = situation.graph
-    for op in ops[(ops >= graph.pair_base) & (ops < graph.host_base)]:
-        at = int(op) - graph.pair_base
-        waiter, other = int(graph.pairs.rank[at]), int(graph.pairs.peer[at])
-        waits_to_send = bool(graph.pairs.sends[at])
-        behind = _against_siblings(situation, other, 1 if waits_to_send else 0)
-        ahead = _against_siblings(situation, waiter, 0 if waits_to_send else 1)
-        if behind < 0 or ahead > 0:
-            root = other if behind < 0 else waiter
-            return _counterpart(situation, int(op), root, waits_to_send, left_out=behind < 0)
-    return None
-
-
-def _against_siblings(situation: Situation, rank: int, direction: int) -> int:
-    """Posted operations of `rank` minus the median of its siblings; 0 where there are none.
-
-    Siblings are the other members of collectives that share a kind with the rank's data groups:
-    members of the communicators of `rank` in which nobody of the pair's own group stands.
-    """
-    evidence = situation.evidence
-    if len(evidence.peers) == 0:
-        return 0
-    pair_comms = np.unique(evidence.index_of(evidence.peers["comm"]))
-    mine = np.unique(evidence.comm_of[evidence.member_rank == rank])
-    related = {int(r) for comm in mine if comm in pair_comms for r in evidence.members(int(comm))}
-    best: npt.NDArray[np.int64] | None = None
-    for comm in mine:
-        if comm in pair_comms:
-            continue
-        members = evidence.members(int(comm))
-        siblings = members[~np.isin(members, [*related])]
-        if 2 <= len(siblings) < len(members) and (best is None or len(siblings) < len(best)):
-            best = siblings
-    if best is None:
-        return 0
-    posted = np.zeros(evidence.world_size, np.int64)
-    rows = evidence.peers
-    np.add.at(posted, rows["rank"].astype(np.int64), rows["posted"][:, direction].astype(np.int64))
-    usual = int(np.median(posted[best]))
-    if not bool((np.abs(posted[best] - usual) <= 0).all()):
-        return 0
-    return int(posted[rank]) - usual
-
-
-def _counterpart(situation: Situation, op: int, root: int, waits_to_send: bool, left_out: bool) -> Finding:
-    side = ("receive" if waits_to_send else "send") if left_out else ("send" if waits_to_send else "receive")
-    what = "never posted its" if left_out else "posted one more"
+def _counterpart(
+    situation: Situation,
+    turns: list[Turn],
+    odd: list[int],
+    key: Key,
+    by: int,
+    notes: tuple[Evidence, ...],
+) -> Finding:
+    """A send or receive was left out, or made once too often."""
+    pairs = [turn.lacking for turn in turns if turn.rank in odd and turn.lacking >= situation.graph.pair_base]
+    op = pairs[0] if pairs else next(turn.inside for turn in turns if turn.rank in odd)
+    side = "receive" if key[3] else "send"
+    what = f"left out a {side}" if by < 0 else f"posted one {side} too many"
     return Finding(
         "missing_counterpart",
-        VerdictClass.H1 if left_out else VerdictClass.H2,
-        f"{name_ranks([root])} {what} {side} of {phrase(situation, op)}",
+        VerdictClass.H1 if by < 0 else VerdictClass.H2,
+        f"{name_ranks(odd)} {what}; {phrase(situation, op)} never met its counterpart",
         SubReason.P2P_MISSING_COUNTERPART,
-        rank_roots(situation.evidence, [root], 1),
+        rank_roots(situation.evidence, odd, situation.policy.roots_max),
         op,
         Owner.USER_CODE,
-        Action(ActionKind.FIX_CODE, name_ranks([root]), "send and receive must come in pairs"),
+        Action(ActionKind.FIX_CODE, name_ranks(odd), "sends and receives must come in pairs"),
         0.85,
-        (
-            note(
-                "siblings",
-                f"rank {root} has posted {'fewer' if left_out else 'more'} {side}s than the ranks at "
-                "its place in other pipelines",
-            ),
-        ),
+        notes,
     )

@@ -48,7 +48,8 @@ def blame(situation: Situation, roots: Ints, reason: str, confidence: float) -> 
     """H1 for `roots`, with the finer word that their processes give."""
     evidence, lacks = situation.evidence, situation.stalled_lacks
     ops = np.unique(lacks.op[np.isin(lacks.rank, roots)])
-    op = situation.oldest(ops)
+    rounds = ops[ops < situation.graph.pair_base]  # a round says more than a pair: who else is inside
+    op = situation.oldest(rounds if len(rounds) else ops)
     here = np.intersect1d(situation.lacking(op), roots)
     first = int((here if len(here) else roots)[0])
     sub, owner, why = _finer(situation, first, op)
@@ -137,7 +138,9 @@ def delayed(situation: Situation) -> Finding | None:
 def open_send(situation: Situation) -> Finding | None:
     """As `not_entered`, for ranks that only have a send open, which need not hold them back."""
     lacks, processes = situation.stalled_lacks, situation.processes
+    graph = situation.graph
     idle = situation.sending & situation.observed & ~processes.dead & ~processes.ended
+    idle[graph.holds.rank[graph.blind_count[graph.holds.op] > 0]] = False  # its peer may keep it
     roots = np.unique(lacks.rank[idle[lacks.rank]])
     if len(roots) == 0:
         return None

@@ -24,6 +24,7 @@ from paceline.contracts.batch import ROW_DTYPES, Batch, RowKind
 from paceline.contracts.codes import HostWait
 
 QUIET_NS_MAX = 60 * SECOND_NS  # nobody has reported for so long: there is nothing new to publish
+EVIDENCE_STALE_NS = 5 * SECOND_NS  # not longer than the floor of a stall
 TICK_STEP_NS_MAX = 2 * SECOND_NS  # a pause of the detector itself must not look like a silence
 
 
@@ -171,7 +172,7 @@ class JobBlock:
         else:
             extras = gather_extras(self.senders.values())
         # A row that nobody has renewed is history: the judge must not take it for 'has not entered'.
-        stale_ns = max(int(self.policy.stall.row_stale_s * 1000) * MS, MISSED_MAX * self.period_ns)
+        stale_ns = max(EVIDENCE_STALE_NS, MISSED_MAX * self.period_ns)
         gone = (self.processes.marks & GONE.value) != 0
         fresh = gone | (self.now_ns - self.processes.seen_ns <= stale_ns)
         fresh_members = self.now_ns - self.members.seen_ns <= stale_ns
