@@ -193,3 +193,22 @@ class TestReplay:
 
 def wire(output: Any) -> Any:
     return encode_batch(output.batch) if isinstance(output, Signal) else output
+
+
+class TestSlow:
+    def test_slow_signal_and_its_clear_share_an_episode(self, log: Any, fake_job: Any) -> None:
+        job = fake_job()
+        for second in range(60):
+            lag = 0.3 if 20 <= second < 45 else 0.0
+            for _ in range(2):
+                job.record_round(7, [0.004 + lag * (rank != 5) for rank in range(8)])
+            job.now_s += 1.0
+            log.feed(job.sample())
+            log.tick()
+        kinds = [signal.batch.kind for signal in log.signals()]
+        assert kinds[0] is BatchKind.SLOW
+        assert kinds[-1] is BatchKind.CLEAR
+        assert len({signal.batch.episode for signal in log.signals()}) == 1
+        first = log.signals()[0].batch
+        assert len(first.table(RowKind.BASELINE)) == 1
+        assert len(first.table(RowKind.ROUND)) == 40

@@ -294,9 +294,7 @@ class DetectorCore:
             sampled_unix_ns=sampled_unix_ns,
             rows=rows,
             flags=flags | (BatchFlag.DROPPED if cut else BatchFlag.NONE),
-            episode=""
-            if decision.kind is DecisionKind.STATE
-            else derived_id("epi", key.job, key.attempt, decision.communicator, decision.round),
+            episode=_episode(key, decision),
         )
         return Signal(batch, decision.reason)
 
@@ -316,6 +314,14 @@ class DetectorCore:
             at_unix_s=sampled_unix_ns / 1e9,
             message=f"agent silent for more than {silence_s:g} s" if lost else "agent reports again",
         )
+
+
+def _episode(key: BlockKey, decision: Decision) -> str:
+    """The same id for every signal of one episode, also after a restart; none for a mere state."""
+    if decision.kind is DecisionKind.STATE:
+        return ""
+    kind = "slow" if decision.slow else "stall"
+    return derived_id("epi", key.job, key.attempt, kind, decision.communicator, decision.round)
 
 
 def _remember(table: "OrderedDict[tuple[str, str], T]", key: tuple[str, str], value: T) -> None:

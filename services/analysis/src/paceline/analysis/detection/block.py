@@ -46,6 +46,7 @@ class Decision:
     reason: Reason
     communicator: int = 0  # that opened the episode
     round: int = 0
+    slow: bool = False  # an episode of slow rounds, not of a stall
     node: str = ""  # heartbeats
     node_seq: int = 0  # last sequence number heard of that node
 
@@ -289,9 +290,9 @@ class JobBlock:
         comm, number = self.slow.opened
         if was_slow and not self.slow.active:
             self.slow.end_episode()
-            return [Decision(DecisionKind.CLEAR, Reason.PROGRESS, comm, number)]
+            return [Decision(DecisionKind.CLEAR, Reason.PROGRESS, comm, number, slow=True)]
         if not self.suspicion.active and self.slow.due(self.now_ns):
-            return [Decision(DecisionKind.SLOW, Reason.SLOW_ROUNDS, comm, number)]
+            return [Decision(DecisionKind.SLOW, Reason.SLOW_ROUNDS, comm, number, slow=True)]
         return []
 
     def _reason(self) -> Reason:
@@ -339,7 +340,7 @@ class JobBlock:
             comm, stalled_round = self.suspicion.first
             decisions.append(Decision(DecisionKind.CLEAR, reason, comm, stalled_round))
         if self.slow.active:
-            decisions.append(Decision(DecisionKind.CLEAR, reason, *self.slow.opened))
+            decisions.append(Decision(DecisionKind.CLEAR, reason, *self.slow.opened, slow=True))
         self.suspicion = Suspicion()
         self.slow.hot.clear()
         self.slow.end_episode()
