@@ -36,6 +36,7 @@ def test_healthy_rank_never_sleeps_and_is_never_marked(page: FaultPage) -> None:
     faults = RankFaults(page, 3, sleep=sleeps.append, now_ns=_now)
 
     faults.before_operation(9)
+    faults.before_each_operation()
     faults.after_operation()
 
     assert sleeps == []
@@ -68,7 +69,8 @@ def test_s1_is_late_every_step_and_keeps_the_time_of_the_first(page: FaultPage) 
     page.set(1, Word.COMMAND, Command.S1)
 
     faults.before_operation(1)
-    faults.before_operation(2)
+    faults.before_each_operation()
+    faults.before_each_operation()
 
     assert sleeps == [0.6, 0.6]
     assert page.get(1, Word.STALL_NS) == 100
@@ -130,7 +132,7 @@ async def test_late_by_three_healthy_steps(page: FaultPage) -> None:
 
     assert await inject(page, "s1", 6, partner_of(6), RANKS, asyncio.sleep) == 5
     assert page.get(6, Word.COMMAND) == Command.S1
-    assert page.get(6, Word.DELAY_NS) == pytest.approx(600_000_000, rel=0.001)
+    assert page.get(6, Word.DELAY_NS) == pytest.approx(75_000_000, rel=0.001)
 
 
 async def test_rank_that_does_not_come_by_is_named(page: FaultPage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The control page between the demo and its ranks: one 128-byte row of aligned u64 words per rank.
 
 The demo writes `COMMAND`, `DELAY_NS` and `RELEASE`; the rank writes all others. A rank looks at its row
-at two points of each step, which costs a few memory reads, so a healthy step is not changed by it.
+at a few points of each step, which costs a few memory reads, so a healthy step is not changed by it.
 """
 
 import mmap
@@ -21,8 +21,8 @@ class Command(IntEnum):
     NONE = 0
     H1 = 1  # never enter
     H2 = 2  # call another operation
-    H3 = 3  # mark the moments inside the operation, to be frozen there
-    S1 = 4  # late every step
+    H3 = 3  # frozen inside the operation, from outside
+    S1 = 4  # late by DELAY_NS at every tensor-parallel operation
     HOLD = 5  # enter only after RELEASE, so that the partner waits inside
     PAUSE = 6  # one pause of DELAY_NS, then go on
 
@@ -63,7 +63,7 @@ class FaultPage:
 
 
 class RankFaults:
-    """What one rank does at its two points. `sleep` and `now_ns` are injected for tests."""
+    """What one rank does at its points. `sleep` and `now_ns` are injected for tests."""
 
     def __init__(
         self,
@@ -86,23 +86,27 @@ class RankFaults:
             self._begin()
             while self._page.get(self._rank, Word.COMMAND) == Command.H1:
                 self._sleep(POLL_S)
-        elif command in (Command.S1, Command.PAUSE):
+        elif command == Command.PAUSE:
             self._begin()
             self._sleep(self._page.get(self._rank, Word.DELAY_NS) / 1e9)
-            if command == Command.PAUSE:
-                self._page.set(self._rank, Word.COMMAND, Command.NONE)
+            self._page.set(self._rank, Word.COMMAND, Command.NONE)
         elif command == Command.HOLD:
             self._page.set(self._rank, Word.HELD, step + 1)
             while not self._page.get(self._rank, Word.RELEASE):
                 self._sleep(POLL_S)
             self._page.set(self._rank, Word.HELD, 0)
-        elif command == Command.H3:
-            self._page.set(self._rank, Word.INSIDE, step + 1)
+        # Always: a command that arrives while the rank stands inside must find the mark.
+        self._page.set(self._rank, Word.INSIDE, step + 1)
 
     def after_operation(self) -> None:
         """Behind it."""
-        if self._page.get(self._rank, Word.INSIDE):
-            self._page.set(self._rank, Word.INSIDE, 0)
+        self._page.set(self._rank, Word.INSIDE, 0)
+
+    def before_each_operation(self) -> None:
+        """In front of every tensor-parallel all_reduce: a rank that computes slowly is late at each."""
+        if self._page.get(self._rank, Word.COMMAND) == Command.S1:
+            self._begin()
+            self._sleep(self._page.get(self._rank, Word.DELAY_NS) / 1e9)
 
     def calls_another(self) -> bool:
         """Whether this step's all_reduce over all ranks is to be another operation."""

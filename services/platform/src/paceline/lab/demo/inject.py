@@ -13,7 +13,9 @@ from paceline.lab.processes import LabError
 STEP_WAIT_S = 30.0
 SETTLE_S = 0.05  # between the mark "inside" and the freeze: the rank then waits in the operation
 POLL_S = 0.005
-LATE_STEPS = 3  # S1: late by three times the healthy step, the definition of a late rank's Tbase factor
+LATE_STEPS = 3  # S1: the slow rank loses three healthy steps in each step
+
+OPERATIONS_PER_STEP = 8  # tensor-parallel all_reduces of a rank: 2 blocks, 2 microbatches, both directions
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -27,7 +29,7 @@ async def inject(page: FaultPage, fault: str, rank: int, partner: int, ranks: in
         return await _freeze_inside(page, rank, partner, sleep)
     if fault == "s1":
         step_ns = median(page.get(other, Word.STEP_NS) for other in range(ranks))
-        page.set(rank, Word.DELAY_NS, int(LATE_STEPS * step_ns))
+        page.set(rank, Word.DELAY_NS, int(LATE_STEPS * step_ns / OPERATIONS_PER_STEP))
     page.set(rank, Word.COMMAND, Command[fault.upper()])
     await _until(lambda: page.get(rank, Word.STALL_NS) != 0, f"rank {rank} did not take up {fault}", sleep)
     return page.get(rank, Word.STALL_NS)

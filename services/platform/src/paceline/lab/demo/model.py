@@ -5,6 +5,8 @@ group (column, then row; one all_reduce forward, one backward) and is turned int
 stage. Shapes: tokens (batch, length) int64, activations (batch * length, WIDTH) float32.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,18 +22,31 @@ BATCH = 8
 LENGTH = 16
 
 
+@dataclass(frozen=True)
+class TensorGroup:
+    """The ranks that share each layer; `before` is called in front of each of their operations."""
+
+    group: dist.ProcessGroup
+    size: int
+    before: Callable[[], None]
+
+    def all_reduce(self, value: torch.Tensor) -> None:
+        self.before()
+        dist.all_reduce(value, group=self.group)
+
+
 class _Enter(torch.autograd.Function):
     """Identity forward, all_reduce of the gradient backward: the input is shared by the group."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
+    def forward(ctx: Any, value: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
+        ctx.tensor = tensor
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         gradient = gradients[0].contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
+        ctx.tensor.all_reduce(gradient)
         return gradient, None
 
 
@@ -39,9 +54,9 @@ class _Leave(torch.autograd.Function):
     """All_reduce forward, identity backward: each member computed a part of the sum."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, tensor: TensorGroup) -> torch.Tensor:
         value = value.contiguous().clone()
-        dist.all_reduce(value, group=group)
+        tensor.all_reduce(value)
         return value
 
     @staticmethod
@@ -52,27 +67,27 @@ class _Leave(torch.autograd.Function):
 class Block(nn.Module):
     """A residual MLP block; this rank holds HIDDEN / tp of its hidden units."""
 
-    def __init__(self, group: dist.ProcessGroup, tp_size: int) -> None:
+    def __init__(self, tensor: TensorGroup) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, HIDDEN // tp_size)
-        self.down = nn.Linear(HIDDEN // tp_size, WIDTH, bias=False)
-        self._group = group
+        self.up = nn.Linear(WIDTH, HIDDEN // tensor.size)
+        self.down = nn.Linear(HIDDEN // tensor.size, WIDTH, bias=False)
+        self._tensor = tensor
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        inner: torch.Tensor = _Enter.apply(self.norm(value), self._group)  # type: ignore[no-untyped-call]
+        inner: torch.Tensor = _Enter.apply(self.norm(value), self._tensor)  # type: ignore[no-untyped-call]
         part = self.down(functional.gelu(self.up(inner)))
-        whole: torch.Tensor = _Leave.apply(part, self._group)  # type: ignore[no-untyped-call]
+        whole: torch.Tensor = _Leave.apply(part, self._tensor)  # type: ignore[no-untyped-call]
         return value + whole
 
 
 class Stage(nn.Module):
     """One pipeline stage: the first embeds, the last gives logits."""
 
-    def __init__(self, *, first: bool, last: bool, group: dist.ProcessGroup, tp_size: int) -> None:
+    def __init__(self, *, first: bool, last: bool, tensor: TensorGroup) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH) if first else None
-        self.blocks = nn.ModuleList(Block(group, tp_size) for _ in range(BLOCKS_PER_STAGE))
+        self.blocks = nn.ModuleList(Block(tensor) for _ in range(BLOCKS_PER_STAGE))
         self.head = nn.Linear(WIDTH, VOCABULARY) if last else None
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:

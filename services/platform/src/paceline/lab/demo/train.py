@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from paceline.lab.demo.faults import FaultPage, RankFaults
-from paceline.lab.demo.model import BATCH, LENGTH, WIDTH, Stage, make_batch
+from paceline.lab.demo.model import BATCH, LENGTH, WIDTH, Stage, TensorGroup, make_batch
 
 DP, PP, TP = 2, 2, 2
 WORLD_SIZE = DP * PP * TP
@@ -80,7 +80,10 @@ class Trainer:
         self._faults = faults
         self._first, self._last = self.place.pp == 0, self.place.pp == PP - 1
         torch.manual_seed(100 + self.place.pp * TP + self.place.tp)  # equal over the data group
-        self.stage = Stage(first=self._first, last=self._last, group=self.groups["tp"], tp_size=TP)
+        before = faults.before_each_operation if faults is not None else _nothing
+        self.stage = Stage(
+            first=self._first, last=self._last, tensor=TensorGroup(self.groups["tp"], TP, before)
+        )
         self._data = torch.Generator().manual_seed(self.place.dp)
         self.synchronise_replicated()
 
@@ -162,6 +165,10 @@ class Trainer:
         else:
             dist.all_reduce(value)
         return float(value[0] / value[1])
+
+
+def _nothing() -> None:
+    """What a rank without faults does in front of an operation."""
 
 
 def _finish(sends: list[dist.Work | None]) -> None:
