@@ -274,6 +274,7 @@ def lost_node(situation: Situation) -> Finding | None:
             note("node_lost", f"no heartbeat from {', '.join(nodes)}", ranks=len(ranks)),
             note("counter", "the agent alone may have died", supports=False),
         ),
+        settle_s=3.0,  # rows of other shards may show a cause on a node that reports
     )
 
 

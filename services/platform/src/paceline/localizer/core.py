@@ -101,7 +101,7 @@ class LocalizerCore:
         key = _Key(batch.job, batch.attempt, batch.kind is BatchKind.SLOW)
         if key.slow and _Key(batch.job, batch.attempt, False) in self._episodes:
             return []  # while the job stands still, slow rounds are old news
-        episode = self._open(key, batch.episode, batch.sampled_ns, batch.node)
+        episode = self._open(key, batch.episode, batch.sampled_ns)
         if episode is None:
             return []
         episode.signals.add((batch.shard, batch.episode))
@@ -121,7 +121,7 @@ class LocalizerCore:
 
     # ------------------------------------------------------------------ judging
 
-    def _open(self, key: _Key, signal_episode: str, now_ns: int, writer: str) -> Episode | None:
+    def _open(self, key: _Key, signal_episode: str, now_ns: int) -> Episode | None:
         episode = self._episodes.get(key)
         if episode is not None:
             return episode
@@ -134,7 +134,7 @@ class LocalizerCore:
         if known is not None and known.resolved:
             name = derived_id("epi", name, known.revision)  # the same round stands still once more
             known = self._published.get(name)
-        episode = Episode(name, key.slow, 0.0, now_ns, writer)
+        episode = Episode(name, key.slow, 0.0)
         if known is not None:
             episode.revision, episode.verdict = known.revision, known.verdict
             episode.stalled_unix_s = known.stalled_unix_s
@@ -170,7 +170,7 @@ class LocalizerCore:
             self.decisions[f"health_{judgement.reason}"] += 1
             return []
         name = derived_id("epi", key.job, key.attempt, event.id)
-        episode = self._open(key, name, 0, "health")
+        episode = self._open(key, name, 0)
         if episode is None or episode.verdict is not None:
             return []
         self.decisions["first_by_health"] += 1
@@ -231,7 +231,7 @@ class LocalizerCore:
         known = self._published.get(batch.episode)
         if known is None or known.resolved or known.verdict.verdict_class.is_slow != key.slow:
             return None
-        episode = Episode(known.episode, key.slow, known.stalled_unix_s, batch.sampled_ns, batch.node)
+        episode = Episode(known.episode, key.slow, known.stalled_unix_s)
         episode.revision, episode.verdict = known.revision, known.verdict
         return episode
 

@@ -7,6 +7,9 @@ from paceline.analysis.judge import Judgement
 from paceline.contracts.verdicts import Verdict, VerdictClass
 
 
+WRITERS_MAX = 1024
+
+
 class Publish(str, Enum):
     """Why a verdict is, or is not, published."""
 
@@ -39,17 +42,16 @@ class Episode:
     id: str
     slow: bool
     stalled_unix_s: float
-    first_ns: int  # signal time of the first judgement
-    writer: str  # whose clock `first_ns` is
+    first_ns: dict[str, int] = field(default_factory=dict)  # writer -> its time of the first signal
     revision: int = 0
     verdict: Verdict | None = None  # newest published
     signals: set[tuple[int, str]] = field(default_factory=set)
 
     def waited_s(self, now_ns: int, writer: str) -> float:
-        """Seconds of signal time since the episode began; begins anew with another writer's clock."""
-        if writer != self.writer:
-            self.writer, self.first_ns = writer, now_ns
-        return max(0.0, (now_ns - self.first_ns) / 1e9)
+        """Seconds since the writer's first signal of the episode, by the writer's own clock."""
+        if len(self.first_ns) >= WRITERS_MAX:
+            self.first_ns.pop(next(iter(self.first_ns)))
+        return max(0.0, (now_ns - self.first_ns.setdefault(writer, now_ns)) / 1e9)
 
 
 def decide(episode: Episode, judgement: Judgement, waited_s: float, policy: EpisodePolicy) -> Publish:
