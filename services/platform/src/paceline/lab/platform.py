@@ -79,13 +79,13 @@ class LocalPlatform:
             if fresh:
                 self.kafka.reset()
             self.kafka.launch()
-            self._export(KAFKA_VARIABLE, self.kafka.bootstrap)
+            self.export(KAFKA_VARIABLE, self.kafka.bootstrap)
         if self.postgres is not None:
             self.postgres.launch()
-            self._export(URL_VARIABLE, self.postgres.url(DATABASE))
+            self.export(URL_VARIABLE, self.postgres.url(DATABASE))
         is_local = self.kafka is not None or self.postgres is not None
         if is_local and PRIVATE_VARIABLE not in os.environ:
-            self._export(PRIVATE_VARIABLE, "true")  # receivers of a local platform are local, too
+            self.export(PRIVATE_VARIABLE, "true")  # receivers of a local platform are local, too
         self._export_api()
 
     async def prepare(self, *, fresh: bool = False) -> None:
@@ -140,20 +140,21 @@ class LocalPlatform:
                 os.environ[name] = former
         self._set.clear()
 
-    def _export(self, name: str, value: str) -> None:
+    def export(self, name: str, value: str) -> None:
+        """Set an environment variable until `stop`."""
         self._set.setdefault(name, os.environ.get(name))
         os.environ[name] = value
 
     def _export_api(self) -> None:
         if self._port is not None:
-            self._export("PACELINE_API_PORT", str(self._port))
+            self.export("PACELINE_API_PORT", str(self._port))
         if URL_BASE_VARIABLE not in os.environ:
-            self._export(URL_BASE_VARIABLE, api_url())
+            self.export(URL_BASE_VARIABLE, api_url())
         console = find_console()
         if console is not None and CONSOLE_VARIABLE not in os.environ:
-            self._export(CONSOLE_VARIABLE, str(console))
+            self.export(CONSOLE_VARIABLE, str(console))
         if TOKEN_VARIABLE not in os.environ:
-            self._export(TOKEN_VARIABLE, self._read_token())
+            self.export(TOKEN_VARIABLE, self._read_token())
 
     def _read_token(self) -> str:
         path = self.home / "token"

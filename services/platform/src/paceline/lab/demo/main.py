@@ -63,6 +63,8 @@ class Demo:
         self._receiver = Receiver()
         port = free_port(API_PORT) if arguments.port is None else arguments.port
         self.platform = LocalPlatform(home, port=port, durable=False)
+        # Webhooks go to no loopback address by default; the demo's own receiver is there.
+        self.platform.export("PACELINE_NOTIFIER_ALLOWED_NETWORKS", "127.0.0.1/32")
         self.job = DemoJob(home, f"{JOB}-{secrets.token_hex(4)}")
 
     def launch(self) -> None:
