@@ -16,6 +16,7 @@ from paceline.localizer.memory import AttemptMemory, Memory, MemoryBounds, Regis
 
 EPISODES_MAX = 8192
 PENDING_DEATHS_MAX = 4096
+TEARDOWN_S = 5.0  # deaths so soon after a stall was called over are its teardown, in whatever order we hear
 _TRIGGERS = frozenset({HealthKind.PROCESS_EXIT, HealthKind.HEARTBEAT_LOST, HealthKind.PROCESS_FROZEN})
 
 
@@ -52,6 +53,8 @@ class LocalizerCore:
         self._episodes: dict[_Key, Episode] = {}
         self._published: dict[str, VerdictRecord] = {}  # newest record of an episode, bundle left out
         self._deaths: dict[tuple[str, str], tuple[float, HealthEvent]] = {}  # due time, first event
+        self._cleared_s: dict[tuple[str, str], float] = {}  # when a stall of the attempt was called over
+        self._now_s = 0.0  # newest time that we were told
 
     @property
     def open_episodes(self) -> int:
@@ -67,6 +70,7 @@ class LocalizerCore:
 
     def note_health(self, event: HealthEvent, now_s: float) -> None:
         """A health event; `now_s` is any steady clock, for deaths that no signal will report."""
+        self._now_s = now_s
         if not event.job:
             self.memory.note_node(event)
             return
@@ -102,32 +106,36 @@ class LocalizerCore:
         if key.slow and _Key(batch.job, batch.attempt, False) in self._episodes:
             return []  # while the job stands still, slow rounds are old news
         episode = self._open(key, batch.episode, batch.sampled_ns)
-        if episode is None:
-            return []
         episode.signals.add((batch.shard, batch.episode))
         return self._judge(key, episode, batch)
 
     def tick(self, now_s: float) -> list[Published]:
         """Judge deaths that no signal has reported in time."""
+        self._now_s = now_s
         outputs: list[Published] = []
         due = [key for key, (at_s, _) in self._deaths.items() if at_s <= now_s]
         for job, attempt in due:
-            _, event = self._deaths.pop((job, attempt))
+            due_s, event = self._deaths.pop((job, attempt))
             key = _Key(job, attempt, False)
             if key in self._episodes or self.memory.find(job, attempt) is None:
+                continue
+            cleared_s = self._cleared_s.get((job, attempt))
+            if cleared_s is not None and due_s - self._health_wait_s <= cleared_s + TEARDOWN_S:
+                self.decisions["teardown_after_clear"] += 1
                 continue
             outputs.extend(self._judge_death(key, event))
         return outputs
 
     # ------------------------------------------------------------------ judging
 
-    def _open(self, key: _Key, signal_episode: str, now_ns: int) -> Episode | None:
+    def _open(self, key: _Key, signal_episode: str, now_ns: int) -> Episode:
         episode = self._episodes.get(key)
         if episode is not None:
             return episode
-        if len(self._episodes) >= EPISODES_MAX:
+        while len(self._episodes) >= EPISODES_MAX:
+            # The oldest is a job that nobody called over: what was published of it is still known.
+            self._episodes.pop(next(iter(self._episodes)))
             self.decisions["episodes_full"] += 1
-            return None
         # The first signal in the log names the episode; those of other shards join it.
         name = signal_episode or derived_id("epi", key.job, key.attempt, key.slow, now_ns)
         known = self._published.get(name)
@@ -171,7 +179,7 @@ class LocalizerCore:
             return []
         name = derived_id("epi", key.job, key.attempt, event.id)
         episode = self._open(key, name, 0)
-        if episode is None or episode.verdict is not None:
+        if episode.verdict is not None:
             return []
         self.decisions["first_by_health"] += 1
         episode.stalled_unix_s = event.at_unix_s
@@ -219,12 +227,20 @@ class LocalizerCore:
             if episode is None or not self._is_over(episode, batch):
                 continue
             self._episodes.pop(key, None)
+            if not slow:
+                self._note_cleared(batch.job, batch.attempt)
             memory = self.memory.attempt(batch.job, batch.attempt)
             memory.forget_signals()
             if episode.verdict is not None:
                 self.decisions["resolved"] += 1
                 outputs.append(self._record(memory, episode, batch.sampled_unix_ns / 1e9, None, None))
         return outputs
+
+    def _note_cleared(self, job: str, attempt: str) -> None:
+        self._cleared_s.pop((job, attempt), None)
+        self._cleared_s[(job, attempt)] = self._now_s
+        while len(self._cleared_s) > EPISODES_MAX:
+            self._cleared_s.pop(next(iter(self._cleared_s)))
 
     def _revive(self, key: _Key, batch: Batch) -> Episode | None:
         """The episode of a CLEAR that came while we were away."""
