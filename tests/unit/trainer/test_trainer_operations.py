@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from paceline.contracts.codes import DType, Function, ReduceOp
-from paceline.trainer.operations import ANY_PEER, Describer, describers
+from paceline.trainer.operations import ANY_PEER, Describer
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Options:
 
 
 SUM, MAX = Op(0), Op(4)
-TABLE = describers(Describer({"f32": 8}, {0: int(ReduceOp.SUM), 4: int(ReduceOp.MAX)}))
+TABLE = Describer({"f32": 8}, {0: int(ReduceOp.SUM), 4: int(ReduceOp.MAX)}).table()
 T4 = Tensor(4)
 
 

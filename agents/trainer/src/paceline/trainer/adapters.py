@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.trainer.guard import Guard
 from paceline.trainer.native import NativeHooks, has_native_hooks
-from paceline.trainer.operations import Describer, describers
+from paceline.trainer.operations import Describer
 from paceline.trainer.probe import ProbePage
 from paceline.trainer.settings import HookChoice
 from paceline.trainer.watch import Followed, Watch
@@ -24,9 +24,7 @@ class Adapter:
         self._work_class = make_work_class(c10d.Work)
         self._native = NativeHooks(describer) if native else None
         self._group_class = (
-            make_group_class(self.base, describers(describer), torch.distributed.HashStore())
-            if wrapper
-            else None
+            make_group_class(self.base, describer.table(), torch.distributed.HashStore()) if wrapper else None
         )
         self.seam = make_seam(self.base, self._make_group)
 

@@ -38,6 +38,32 @@ _DTYPE_NAMES = {
 }
 
 
+def _argument(arguments: Arguments, keywords: Keywords, index: int, *names: str) -> Any:
+    if len(arguments) > index:
+        return arguments[index]
+    for name in names:
+        if name in keywords:
+            return keywords[name]
+    return None
+
+
+_FIRST: tuple[str, ...] = (
+    "tensors",
+    "tensor",
+    "output_tensors",
+    "output",
+    "output_tensor",
+    "outputTensors",
+    "outputTensor",
+    "output_lists",
+)
+_SECOND = ("input_tensors", "input_tensor", "input", "input_list", "inputTensors", "inputTensor")
+
+
+def _root(options: Any) -> int:
+    return int(getattr(options, "rootRank", options))
+
+
 class Describer:
     """Describes calls with the tables of one torch: its dtypes and the numbers of its reduce ops."""
 
@@ -76,89 +102,59 @@ class Describer:
         op = getattr(options, "reduceOp", options)
         return self.reduce_ops.get(int(getattr(op, "op", op)), 0)
 
-
-def _argument(arguments: Arguments, keywords: Keywords, index: int, *names: str) -> Any:
-    if len(arguments) > index:
-        return arguments[index]
-    for name in names:
-        if name in keywords:
-            return keywords[name]
-    return None
-
-
-_FIRST: tuple[str, ...] = (
-    "tensors",
-    "tensor",
-    "output_tensors",
-    "output",
-    "output_tensor",
-    "outputTensors",
-    "outputTensor",
-    "output_lists",
-)
-_SECOND = ("input_tensors", "input_tensor", "input", "input_list", "inputTensors", "inputTensor")
-
-
-def _root(options: Any) -> int:
-    return int(getattr(options, "rootRank", options))
-
-
-def describers(of: Describer) -> dict[str, Describe]:
-    """How to describe a call of each ProcessGroup method that moves data, by the method's name."""
-
-    def all_reduce(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 0, *_FIRST))
-        op = of.reduce_op(_argument(arguments, keywords, 1, "opts", "op"))
+    def all_reduce(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 0, *_FIRST))
+        op = self.reduce_op(_argument(arguments, keywords, 1, "opts", "op"))
         return Function.ALL_REDUCE, dtype, op, NO_PEER, count, nbytes, count
 
-    def broadcast(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 0, *_FIRST))
+    def broadcast(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 0, *_FIRST))
         root = _root(_argument(arguments, keywords, 1, "opts", "root") or 0)
         return Function.BROADCAST, dtype, 0, root, count, nbytes, count
 
-    def reduce(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 0, *_FIRST))
+    def reduce(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 0, *_FIRST))
         options = _argument(arguments, keywords, 1, "opts", "root")
         explicit = _argument(arguments, keywords, 2, "op")
-        op = of.reduce_op(explicit if isinstance(options, int) else options)
+        op = self.reduce_op(explicit if isinstance(options, int) else options)
         return Function.REDUCE, dtype, op, _root(options or 0), count, nbytes, count
 
-    def all_gather(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 1, *_SECOND))
+    def all_gather(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 1, *_SECOND))
         outputs = _argument(arguments, keywords, 0, *_FIRST)
         return Function.ALL_GATHER, dtype, 0, NO_PEER, count, nbytes, count if _even(outputs) else 0
 
-    def all_gather_coalesced(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 1, *_SECOND))
+    def all_gather_coalesced(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 1, *_SECOND))
         return Function.ALL_GATHER, dtype, 0, NO_PEER, count, nbytes, count
 
-    def gather(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 1, *_SECOND))
+    def gather(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 1, *_SECOND))
         root = _root(_argument(arguments, keywords, 2, "opts", "root") or 0)
         return Function.GATHER, dtype, 0, root, count, nbytes, 0
 
-    def scatter(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 0, *_FIRST))
+    def scatter(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 0, *_FIRST))
         root = _root(_argument(arguments, keywords, 2, "opts", "root") or 0)
         return Function.SCATTER, dtype, 0, root, count, nbytes, 0
 
-    def reduce_scatter(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 1, *_SECOND))
-        op = of.reduce_op(_argument(arguments, keywords, 2, "opts", "op"))
+    def reduce_scatter(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 1, *_SECOND))
+        op = self.reduce_op(_argument(arguments, keywords, 2, "opts", "op"))
         return Function.REDUCE_SCATTER, dtype, op, NO_PEER, count, nbytes, count
 
-    def all_to_all_single(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 1, *_SECOND))
+    def all_to_all_single(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 1, *_SECOND))
         split = _argument(arguments, keywords, 2, "output_split_sizes")
         split = split or _argument(arguments, keywords, 3, "input_split_sizes")
         return Function.ALL_TO_ALL, dtype, 0, NO_PEER, count, nbytes, 0 if split else count
 
-    def all_to_all(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 1, *_SECOND))
+    def all_to_all(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 1, *_SECOND))
         return Function.ALL_TO_ALL, dtype, 0, NO_PEER, count, nbytes, 0
 
-    def send(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 0, *_FIRST))
+    def send(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 0, *_FIRST))
         return (
             Function.SEND,
             dtype,
@@ -169,8 +165,8 @@ def describers(of: Describer) -> dict[str, Describe]:
             count,
         )
 
-    def recv(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 0, *_FIRST))
+    def recv(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 0, *_FIRST))
         return (
             Function.RECV,
             dtype,
@@ -181,44 +177,46 @@ def describers(of: Describer) -> dict[str, Describe]:
             count,
         )
 
-    def recv_any(arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = of.size(_argument(arguments, keywords, 0, *_FIRST))
+    def recv_any(self, arguments: Arguments, keywords: Keywords) -> Description:
+        dtype, count, nbytes = self.size(_argument(arguments, keywords, 0, *_FIRST))
         return Function.RECV_ANY, dtype, 0, ANY_PEER, count, nbytes, count
 
-    def barrier(arguments: Arguments, keywords: Keywords) -> Description:
+    def barrier(self, arguments: Arguments, keywords: Keywords) -> Description:
         return Function.BARRIER, 0, 0, NO_PEER, 0, 0, 0
 
-    def monitored_barrier(arguments: Arguments, keywords: Keywords) -> Description:
+    def monitored_barrier(self, arguments: Arguments, keywords: Keywords) -> Description:
         return Function.BARRIER, 0, 0, NO_PEER, 0, 0, MONITORED
 
-    return {
-        "allreduce": all_reduce,
-        "allreduce_coalesced": all_reduce,
-        "broadcast": broadcast,
-        "reduce": reduce,
-        "allgather": all_gather,
-        "all_gather_single": all_gather_coalesced,
-        "_allgather_base": all_gather_coalesced,
-        "allgather_coalesced": all_gather_coalesced,
-        "all_gather_single_coalesced": all_gather_coalesced,
-        "allgather_into_tensor_coalesced": all_gather_coalesced,
-        "gather": gather,
-        "gather_single": gather,
-        "scatter": scatter,
-        "reduce_scatter": reduce_scatter,
-        "reduce_scatter_single": reduce_scatter,
-        "_reduce_scatter_base": reduce_scatter,
-        "reduce_scatter_single_coalesced": reduce_scatter,
-        "reduce_scatter_tensor_coalesced": reduce_scatter,
-        "all_to_all_single": all_to_all_single,
-        "alltoall_base": all_to_all_single,
-        "alltoall": all_to_all,
-        "send": send,
-        "recv": recv,
-        "recv_anysource": recv_any,
-        "barrier": barrier,
-        "monitored_barrier": monitored_barrier,
-    }
+    def table(self) -> dict[str, Describe]:
+        """How to describe a call of each ProcessGroup method that moves data, by the method's name."""
+        return {
+            "allreduce": self.all_reduce,
+            "allreduce_coalesced": self.all_reduce,
+            "broadcast": self.broadcast,
+            "reduce": self.reduce,
+            "allgather": self.all_gather,
+            "all_gather_single": self.all_gather_coalesced,
+            "_allgather_base": self.all_gather_coalesced,
+            "allgather_coalesced": self.all_gather_coalesced,
+            "all_gather_single_coalesced": self.all_gather_coalesced,
+            "allgather_into_tensor_coalesced": self.all_gather_coalesced,
+            "gather": self.gather,
+            "gather_single": self.gather,
+            "scatter": self.scatter,
+            "reduce_scatter": self.reduce_scatter,
+            "reduce_scatter_single": self.reduce_scatter,
+            "_reduce_scatter_base": self.reduce_scatter,
+            "reduce_scatter_single_coalesced": self.reduce_scatter,
+            "reduce_scatter_tensor_coalesced": self.reduce_scatter,
+            "all_to_all_single": self.all_to_all_single,
+            "alltoall_base": self.all_to_all_single,
+            "alltoall": self.all_to_all,
+            "send": self.send,
+            "recv": self.recv,
+            "recv_anysource": self.recv_any,
+            "barrier": self.barrier,
+            "monitored_barrier": self.monitored_barrier,
+        }
 
 
 def _even(outputs: Any) -> bool:

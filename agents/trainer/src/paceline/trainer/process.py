@@ -176,6 +176,16 @@ class Process:
             reason, message = "error", f"{type(error).__name__}: {error}"[:MESSAGE_CHARACTERS_MAX]
         session.guard.attempt("finish", lambda: session.finish(reason, message))
 
+    def remove(self) -> None:
+        """End the session and give torch its own functions back."""
+        self._at_exit()
+        atexit.unregister(self._at_exit)
+        if self.hook is not None:
+            self.hook.uninstall()
+            self.hook.guard.off = True
+            if self.hook.session is not None:
+                self.hook.session.guard.off = True
+
     def _in_child(self) -> None:
         """A forked child owns no page of its parent; it may open its own."""
         if self.hook is not None:
