@@ -171,6 +171,29 @@ class TestEvents:
                 await stream.event()
 
 
+class TestPostgresRestart:
+    async def test_requests_and_streams_outlive_it(
+        self, api: Any, incident: str, postgres_server: Any, eventually: Any
+    ) -> None:
+        auth = {"Authorization": f"Bearer {api.token}"}
+        async with serve(api.settings.database.url) as app, listen(app, api.token) as stream:
+            await stream.event()
+            async with httpx.AsyncClient(base_url=app.url, headers=auth) as client:
+                assert (await client.get("/v1/incidents")).status_code == 200
+                postgres_server.stop()
+                down = await client.get("/v1/incidents")
+                assert (down.status_code, down.json()["code"]) == (503, "unavailable")
+                postgres_server.launch()
+                await asyncio.to_thread(postgres_server.wait_ready)
+
+                async def acknowledged() -> bool:
+                    path = f"/v1/incidents/{incident}/acknowledgements"
+                    return (await client.post(path, json={})).status_code == 201
+
+                await eventually(acknowledged)
+            assert (await stream.event())["event"] == "incident.acknowledged"
+
+
 class TestLife:
     async def test_the_first_start_makes_one_token(self, database: str, eventually: Any) -> None:
         async with serve(database) as app:

@@ -220,7 +220,8 @@ class TestJobs:
             async with store.transaction() as session:
                 await write_nodes(session, [node, comm, replace(node, left=left)], from_unix(NOW))
         async with store.transaction() as session:
-            (row,) = await JobRepository(session).nodes("llama", "a1")
+            (row,) = await JobRepository(session).nodes("llama", "a1", 0, 0)
+            assert await JobRepository(session).nodes("llama", "a1", 1, 9) == []
             (group,) = await JobRepository(session).communicators("llama", "a1")
         assert (row.left, row.ranks[0]["coordinates"]) == (True, {"tp": 0})
         assert (group.size, group.kind) == (8, "")

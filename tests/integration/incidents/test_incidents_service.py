@@ -180,6 +180,7 @@ async def test_garbage_goes_to_the_dead_letters_and_nothing_else_stops(
     good = make_record(1, job=job)
     bad_bundle = replace(make_record(9, job=job, episode="epi_9"), evidence_bundle="###")
     nul = replace(make_record(8, job=job, episode="a\0b"))
+    large = make_record(2**70, job=job, episode="epi_7")
     ranks = NodeRecord(job, "a1", "n0", "ag", (RankRecord(-5, 0, 1, 1),))
     async with running(settings):
         for topic in (VERDICTS, JOBS):
@@ -188,10 +189,11 @@ async def test_garbage_goes_to_the_dead_letters_and_nothing_else_stops(
                                           ("ce_type", b"dev.paceline.other.v9")])  # fmt: skip
         await wire.verdict(bad_bundle)
         await wire.verdict(nul)
+        await wire.verdict(large)
         await wire.registry(job, EventType.NODE_RECORD, ranks)
         await wire.verdict(good)
         await eventually(lambda: wire.types == ["opened"], WAIT_S)
-        await eventually(lambda: len(wire.letters) == 7, WAIT_S)
+        await eventually(lambda: len(wire.letters) == 8, WAIT_S)
     reasons = " | ".join(letter.header("paceline_reason") for letter in wire.letters)
     for words in ("ce_specversion", "evidence_bundle is '###'", "rank is -5", "dev.paceline.other.v9"):
         assert words in reasons

@@ -2,7 +2,7 @@
 
 import asyncpg
 import pytest
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError
 
 from paceline.store import is_transient
 from paceline.store.engine import driver_dsn, normalize_url
@@ -32,6 +32,8 @@ class _Origin(Exception):
         (ConnectionRefusedError(), True),
         (TimeoutError(), True),
         (asyncpg.InterfaceError("connection is closed"), True),
+        (asyncpg.DataError("invalid input for query argument $1"), False),
+        (InterfaceError("s", None, _Origin(None)), False),
         (asyncpg.CannotConnectNowError("starting up"), True),
         (DBAPIError("s", None, _Origin("40P01")), True),
         (DBAPIError("s", None, _Origin("22021")), False),

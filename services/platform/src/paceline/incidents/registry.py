@@ -8,7 +8,7 @@ from enum import Enum
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from paceline.contracts.events import EventType, IncidentStatus
-from paceline.contracts.ids import derived_id, parse_communicator, parse_ranks
+from paceline.contracts.ids import derived_id, format_ranks, parse_communicator, parse_ranks
 from paceline.contracts.registry import CommunicatorRecord, CoordinateSource, JobRecord, JobState, NodeRecord
 from paceline.contracts.schemas import ContractError
 from paceline.store.actors import system
@@ -135,20 +135,29 @@ async def write_nodes(
     at: datetime,
 ) -> None:
     """Upsert a batch in the order of its keys, so that two writers cannot lock each other out."""
-    rows: dict[tuple[str, ...], tuple[type[JobNode] | type[JobCommunicator], JsonObject]] = {}
+    nodes: dict[tuple[str, ...], JsonObject] = {}
+    communicators: dict[tuple[str, ...], JsonObject] = {}
     for record in records:
         if isinstance(record, NodeRecord):
             check_node(record)
-            key: tuple[str, ...] = ("node", record.job, record.attempt, record.node)
-            rows[key] = (JobNode, asdict(record) | {"updated_at": at})
+            nodes[record.job, record.attempt, record.node] = _node_values(record, at)
         else:
             size = check_communicator(record)
-            key = ("communicator", record.job, record.attempt, record.communicator)
-            rows[key] = (JobCommunicator, asdict(record) | {"size": size, "updated_at": at})
+            key = (record.job, record.attempt, record.communicator)
+            communicators[key] = asdict(record) | {"size": size, "updated_at": at}
     jobs = JobRepository(session)
-    for key in sorted(rows):
-        model, values = rows[key]
-        await jobs.upsert(model, values)
+    await jobs.upsert(JobNode, [nodes[key] for key in sorted(nodes)])
+    await jobs.upsert(JobCommunicator, [communicators[key] for key in sorted(communicators)])
+
+
+def _node_values(record: NodeRecord, at: datetime) -> JsonObject:
+    ranks = sorted({row.rank for row in record.ranks})
+    return asdict(record) | {
+        "rank_ranges": format_ranks(ranks),
+        "rank_min": ranks[0] if ranks else 0,
+        "rank_max": ranks[-1] if ranks else -1,
+        "updated_at": at,
+    }
 
 
 async def write_job(session: AsyncSession, record: JobRecord, at: datetime, console_url: str) -> JobNews:
@@ -165,9 +174,9 @@ async def write_job(session: AsyncSession, record: JobRecord, at: datetime, cons
     if news in (JobNews.ENDED, JobNews.UPDATED) and row is not None:
         # Agents on several nodes say when they saw it first.
         record = replace(record, started_unix_s=min(record.started_unix_s, to_unix(row.started_at)))
-    await jobs.upsert(JobAttempt, _attempt_values(record))
+    await jobs.upsert(JobAttempt, [_attempt_values(record)])
     if news is not JobNews.OLDER_ATTEMPT:
-        await jobs.upsert(Job, _job_values(record, at))
+        await jobs.upsert(Job, [_job_values(record, at)])
     await _follow(session, record, news, at, console_url)
     return news
 

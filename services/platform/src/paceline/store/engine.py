@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
@@ -35,6 +35,7 @@ class Database:
             pool_timeout=connect_timeout_s,
             # A restarted server leaves dead connections in the pool; the ping replaces them.
             pool_pre_ping=True,
+            hide_parameters=True,  # errors are logged, and parameters are names, notes, hashes
             connect_args={
                 "timeout": connect_timeout_s,
                 "command_timeout": statement_timeout_s,
@@ -83,12 +84,11 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, PoolTimeoutError | asyncio.TimeoutError | ConnectionError | OSError):
         return True
     if isinstance(error, asyncpg.InterfaceError):
-        return True
+        # asyncpg says the same of a value that fits no column: waiting would not make it fit.
+        return not isinstance(error, ValueError) and "closed" in str(error)
     state = getattr(error, "sqlstate", None)
     if isinstance(error, DBAPIError):
         if error.connection_invalidated:
             return True
         state = getattr(error.orig, "sqlstate", None)
-        if state is None:
-            return isinstance(error, OperationalError | InterfaceError)
     return isinstance(state, str) and state.startswith(TRANSIENT_CLASSES)

@@ -24,11 +24,13 @@ from paceline.api.pagination import (
     decode_number_cursor,
     decode_text_cursor,
     decode_time_cursor,
+    encode_cursor,
     next_cursor,
 )
 from paceline.api.schemas import Page
 from paceline.api.services import Session
 from paceline.api.text import JobText
+from paceline.contracts.ids import parse_ranks
 from paceline.contracts.registry import JobState
 from paceline.store.rank_states import RankState, build_plane
 from paceline.store.repositories.jobs import JobRepository
@@ -73,20 +75,21 @@ async def list_ranks(
     cursor: CursorText = None,
     limit: Annotated[int, Query(ge=1, le=RANKS_LIMIT_MAX)] = 5000,
 ) -> RanksRead:
-    """Every registered rank with its node, coordinates and state."""
+    """Registered ranks with node, coordinates and state. A page covers `limit` ranks, registered
+    or not."""
     _, found = await load_attempt(session, job, attempt)
     after = decode_number_cursor(cursor)
-    nodes = await JobRepository(session).nodes(job, found.attempt)
+    first = 0 if after is None else after + 1
+    window = range(first, min(first + limit, found.world_size))
+    nodes = await JobRepository(session).nodes(job, found.attempt, window.start, window.stop - 1)
     roles = await load_roles(session, job, found.attempt)
-    ranks = build_ranks(nodes, JobState(found.state), roles, found.world_size)
-    rest = [row for row in ranks if after is None or row.rank > after]
-    items = rest[:limit]
+    is_last = window.stop >= found.world_size
     return RanksRead(
         job=job,
         attempt=found.attempt,
         world_size=found.world_size,
-        items=items,
-        next_cursor=next_cursor(rest, limit, items[-1].rank) if items else None,
+        items=build_ranks(nodes, JobState(found.state), roles, window),
+        next_cursor=None if is_last else encode_cursor(window.stop - 1),
     )
 
 
@@ -133,11 +136,10 @@ async def get_plane(
 ) -> Response:
     """The rank map as bytes, for pages that poll it."""
     _, found = await load_attempt(session, job, attempt)
-    nodes = await JobRepository(session).nodes(job, found.attempt)
     roles = await load_roles(session, job, found.attempt)
     registered: dict[int, bool] = {}
-    for node in sorted(nodes, key=lambda node: not node.left):
-        registered.update({row["rank"]: node.left for row in node.ranks})
+    for ranges, left in await JobRepository(session).rank_ranges(job, found.attempt):
+        registered.update(dict.fromkeys(parse_ranks(ranges), left))
     plane = build_plane(found.world_size, JobState(found.state), registered, roles)
     etag = f'"{hashlib.sha256(plane).hexdigest()[:32]}"'
     headers = {

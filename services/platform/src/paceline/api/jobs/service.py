@@ -56,7 +56,7 @@ async def build_job(session: AsyncSession, job: Job) -> JobRead:
     repository = JobRepository(session)
     counts = await repository.counts([job])
     incidents = (await repository.open_incidents([job.id]))[job.id]
-    nodes = await repository.nodes(job.id, job.attempt)
+    axes = await repository.axes(job.id, job.attempt)
     attempts = await repository.attempts(job.id, ATTEMPTS_MAX)
     return JobRead(
         **_summary_fields(job, counts[job.id], incidents),
@@ -64,7 +64,7 @@ async def build_job(session: AsyncSession, job: Job) -> JobRead:
         id_source=job.id_source,
         attempt_source=job.attempt_source,
         coordinate_source=job.coordinate_source,
-        axes=build_axes(rank["coordinates"] for node in nodes for rank in node.ranks),
+        axes=[AxisRead(name=axis, size=axes[axis]) for axis in sort_axes(axes)],
         versions=[VersionRead(name=name, version=text) for name, text in sorted(job.versions.items())],
         attempts=[AttemptRead.model_validate(attempt) for attempt in attempts],
         open_incident_ids=[incident_id for incident_id, _ in incidents],
@@ -81,15 +81,6 @@ def _summary_fields(
         "open_incidents_count": len(incidents),
         "worst_severity": max(severities, key=SEVERITY_ORDER.index, default=None),
     }
-
-
-def build_axes(coordinates: Iterable[dict[str, int]]) -> list[AxisRead]:
-    """Each axis with its number of distinct values, fastest varying first by convention."""
-    values: dict[str, set[int]] = {}
-    for point in coordinates:
-        for axis, value in point.items():
-            values.setdefault(axis, set()).add(value)
-    return [AxisRead(name=axis, size=len(values[axis])) for axis in sort_axes(values)]
 
 
 def sort_axes(axes: Iterable[str]) -> list[str]:
@@ -115,16 +106,15 @@ async def load_roles(session: AsyncSession, job: str, attempt: str) -> dict[int,
 
 
 def build_ranks(
-    nodes: Sequence[JobNode], state: JobState, roles: dict[int, RankRole], world_size: int
+    nodes: Sequence[JobNode], state: JobState, roles: dict[int, RankRole], window: range
 ) -> list[RankRead]:
-    """All registered ranks in order; of a rank that two nodes claim, the one that has not left."""
-    found: dict[int, RankRead] = {}
-    # Later ones win: nodes that have left first, then the living, newest record last.
-    for node in sorted(nodes, key=lambda node: (not node.left, node.updated_at)):
+    """The registered ranks of `window` in order. Where two nodes claim a rank the later one wins."""
+    found: dict[int, tuple[JobNode, JsonObject]] = {}
+    for node in nodes:
         for row in node.ranks:
-            if 0 <= row["rank"] < world_size:
-                found[row["rank"]] = _rank(node, row, state, roles.get(row["rank"]))
-    return [found[rank] for rank in sorted(found)]
+            if row["rank"] in window:
+                found[row["rank"]] = (node, row)
+    return [_rank(*found[rank], state, roles.get(rank)) for rank in sorted(found)]
 
 
 def _rank(node: JobNode, row: JsonObject, state: JobState, role: RankRole | None) -> RankRead:

@@ -17,5 +17,8 @@ class JobNode(Base):
     node: Mapped[str] = mapped_column(primary_key=True)
     agent: Mapped[str]
     ranks: Mapped[JsonList]  # of registry.RankRecord
+    rank_ranges: Mapped[str]  # the same ranks as `ids.format_ranks` text: a rank map reads no JSON
+    rank_min: Mapped[int]
+    rank_max: Mapped[int]  # below rank_min where there are none
     left: Mapped[bool]
     updated_at: Mapped[datetime]

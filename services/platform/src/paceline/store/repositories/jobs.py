@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, func, select, tuple_
+from sqlalchemy import delete, func, select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -13,6 +13,8 @@ from paceline.store.models.incident import Incident
 from paceline.store.models.job import Job, JobAttempt
 from paceline.store.models.node import JobNode
 from paceline.store.repositories.incidents import OPEN_STATUSES
+
+UPSERT_ROWS_MAX = 100  # PostgreSQL takes 32,767 parameters; larger statements are not faster
 
 
 class JobRepository:
@@ -49,9 +51,33 @@ class JobRepository:
             query = query.where(tuple_(Job.started_at, Job.id) < tuple_(*after))
         return (await self._session.scalars(query)).all()
 
-    async def nodes(self, job: str, attempt: str) -> Sequence[JobNode]:
-        query = select(JobNode).where(JobNode.job == job, JobNode.attempt == attempt).order_by(JobNode.node)
+    async def nodes(self, job: str, attempt: str, first: int, last: int) -> Sequence[JobNode]:
+        """Nodes with ranks between `first` and `last`; those that have left first, newest last."""
+        query = (
+            select(JobNode)
+            .where(JobNode.job == job, JobNode.attempt == attempt)
+            .where(JobNode.rank_min <= last, JobNode.rank_max >= first)
+            .order_by(JobNode.left.desc(), JobNode.updated_at, JobNode.node)
+        )
         return (await self._session.scalars(query)).all()
+
+    async def rank_ranges(self, job: str, attempt: str) -> Sequence[tuple[str, bool]]:
+        """Ranks as text and whether the node has left, in the order of `nodes`."""
+        query = (
+            select(JobNode.rank_ranges, JobNode.left)
+            .where(JobNode.job == job, JobNode.attempt == attempt)
+            .order_by(JobNode.left.desc(), JobNode.updated_at, JobNode.node)
+        )
+        return [(ranges, left) for ranges, left in (await self._session.execute(query)).all()]
+
+    async def axes(self, job: str, attempt: str) -> dict[str, int]:
+        """Each coordinate with its number of distinct values."""
+        query = text(
+            "SELECT axis.key, count(DISTINCT axis.value) FROM job_nodes, jsonb_array_elements(ranks) AS item,"
+            " jsonb_each(item -> 'coordinates') AS axis WHERE job = :job AND attempt = :attempt GROUP BY 1"
+        )
+        rows = (await self._session.execute(query, {"job": job, "attempt": attempt})).all()
+        return {axis: count for axis, count in rows}
 
     async def communicators(
         self, job: str, attempt: str, *, after: tuple[str, str] | None = None, limit: int = 10_000
@@ -93,12 +119,13 @@ class JobRepository:
             found[job].append((incident_id, severity))
         return found
 
-    async def upsert(self, model: type[Base], values: JsonObject) -> None:
-        """Insert a registry row, or replace all but its key."""
+    async def upsert(self, model: type[Base], rows: Sequence[JsonObject]) -> None:
+        """Insert registry rows with different keys, or replace all but their keys."""
         keys = [column.name for column in model.__table__.primary_key]
-        statement = insert(model).values(**values)
-        changes = {name: statement.excluded[name] for name in values if name not in keys}
-        await self._session.execute(statement.on_conflict_do_update(index_elements=keys, set_=changes))
+        for begin in range(0, len(rows), UPSERT_ROWS_MAX):
+            statement = insert(model).values(rows[begin : begin + UPSERT_ROWS_MAX])
+            changes = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+            await self._session.execute(statement.on_conflict_do_update(index_elements=keys, set_=changes))
 
     async def delete_attempt(self, job: str, attempt: str) -> None:
         """Forget an attempt whose provisional name has been replaced."""
