@@ -141,6 +141,32 @@ def test_a_call_that_raises_is_failed_and_its_error_is_the_users(install: Instal
     assert len(detail.open()[0]) == 0
 
 
+def test_a_future_taken_instead_of_a_wait_completes_too(install: Install, dist: Any) -> None:
+    import torch
+
+    state = install()
+    world = make_world(dist)
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    future = world.allreduce([torch.ones(3)], options).get_future()
+    future.wait()
+    (frame,) = read(state).frames
+    assert (int(frame["started"]), int(frame["completed"])) == (1, 1)
+    assert int(read(state).process["errors"]) == 0
+
+
+def test_a_work_has_completed_when_wait_returns(install: Install, dist: Any) -> None:
+    import torch
+
+    state = install()
+    make_world(dist)
+    for done in range(1, 21):
+        work = dist.all_reduce(torch.ones(3), async_op=done % 2 == 0)
+        if work is not None:
+            work.wait()
+        assert int(read(state).frames[0]["completed"]) == done
+
+
 def test_phases_nest_and_steps_are_counted(install: Install, dist: Any) -> None:
     import torch
 

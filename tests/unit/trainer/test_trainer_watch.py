@@ -46,7 +46,7 @@ class Rig:
         self.wrapped: list[Callable[[bool], None]] = []
         self.watch = Watch(self.page, 5, self.guard, self.followed, self._wrap, **options)
 
-    def _wrap(self, work: Any, finish: Callable[[bool], None]) -> Any:
+    def _wrap(self, work: Any, finish: Callable[[bool], None], followed: Followed) -> Any:
         self.wrapped.append(finish)
         return ("wrapped", work)
 
@@ -135,7 +135,7 @@ def test_a_probe_that_raises_never_reaches_the_caller(
 ) -> None:
     rig = Rig(page)
     rig.page.broken = broken
-    rig.watch = Watch(rig.page, 5, rig.guard, rig.followed, lambda work, finish: work)
+    rig.watch = Watch(rig.page, 5, rig.guard, rig.followed, lambda work, finish, followed: work)
     with caplog.at_level(logging.WARNING, "paceline"):
         ticket = rig.enter()
         if ticket != UNSEEN:

@@ -83,9 +83,11 @@ class Describer:
 
     def size(self, value: Any) -> tuple[int, int, int]:
         """(dtype, elements, bytes) of a tensor, a list of tensors or a list of lists of them."""
-        while isinstance(value, (list, tuple)) and len(value) == 1:
+        kind = type(value)
+        while (kind is list or kind is tuple) and len(value) == 1:
             value = value[0]
-        if not isinstance(value, (list, tuple)):
+            kind = type(value)
+        if kind is not list and kind is not tuple:
             count = value.numel()
             return self.dtypes.get(value.dtype, 0), count, count * value.element_size()
         dtype = count = nbytes = 0

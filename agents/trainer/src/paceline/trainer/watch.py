@@ -11,7 +11,6 @@ from paceline.trainer.probe import ProbePage
 
 UNSEEN = -1
 FOLLOWED_MAX = 65_536  # operations whose end is awaited, all communicators together
-WrapWork = Callable[[Any, Callable[[bool], None]], Any]
 
 
 class Followed:
@@ -37,6 +36,9 @@ class Followed:
 
     def __len__(self) -> int:
         return len(self._tickets)
+
+
+WrapWork = Callable[[Any, Callable[[bool], None], Followed], Any]
 
 
 class Watch:
@@ -105,15 +107,18 @@ class Watch:
         """The call itself raised."""
         self._finish(ticket, True)
 
-    def issued(self, ticket: int, point_to_point: bool, work: Any) -> Any:
-        """The call returned `work`; gives back the Work that the caller shall have."""
+    def issued(self, ticket: int, waits: bool, work: Any) -> Any:
+        """The call returned `work`; gives back the Work that the caller shall have.
+
+        `waits`: the caller is about to wait for it, which costs less to see than a report by torch.
+        """
         try:
             self._returned(ticket)
             if work is None:
                 self._complete(ticket, False)
                 return work
-            if point_to_point or not self._follow(ticket, work):
-                return self.wrap_work(work, partial(self._finish, ticket))
+            if waits or not self._follow(ticket, work):
+                return self.wrap_work(work, partial(self._finish, ticket), self._followed)
         except Exception as error:
             self.guard.trip("returned", error)
         return work
@@ -133,23 +138,29 @@ class Watch:
 
     def _follow(self, ticket: int, work: Any) -> bool:
         """Have torch call back when `work` ends, which it does before `work.wait()` returns."""
-        if not self._followed.add(ticket):
+        followed = self._followed
+        if not followed.add(ticket):
             return False
+        complete, guard = self._complete, self.guard
+
+        def settle(future: Any) -> None:
+            try:
+                failed = False
+                try:
+                    future.value()
+                except Exception:
+                    failed = True
+                complete(ticket, failed)
+            except Exception as error:
+                guard.trip("complete", error)
+            followed.remove(ticket)
+
         try:
-            work.get_future().add_done_callback(partial(self._settle, ticket))
+            work.get_future().add_done_callback(settle)
         except RuntimeError:  # gloo's send, receive and reduce_scatter have no future
-            self._followed.remove(ticket)
+            followed.remove(ticket)
             return False
         return True
-
-    def _settle(self, ticket: int, future: Any) -> None:
-        try:
-            future.value()
-        except Exception:
-            self._finish(ticket, True)
-        else:
-            self._finish(ticket, False)
-        self._followed.remove(ticket)
 
     def _finish(self, ticket: int, failed: bool) -> None:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.trainer.operations import POINT_TO_POINT, Describe
-from paceline.trainer.watch import UNSEEN
+from paceline.trainer.watch import UNSEEN, Followed
 
 WATCH = "paceline_watch"
 _MIRRORED = ("_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc")
@@ -92,9 +92,15 @@ def _observed(
         except BaseException:
             watch.fail(ticket)
             raise
-        return watch.issued(ticket, point_to_point, work)
+        return watch.issued(ticket, point_to_point or _waits(arguments, keywords), work)
 
     return method
+
+
+def _waits(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+    """Whether the options say that the caller waits at once, as `async_op=False` does."""
+    options = keywords.get("opts") if keywords else arguments[-1] if arguments else None
+    return getattr(options, "asyncOp", True) is False
 
 
 def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,10 +121,11 @@ def _forwarded(call: Callable[..., Any]) -> Callable[..., Any]:
 def make_work_class(base: Any) -> Any:
     """A subclass of torch's Work that reports completion when its owner waits or asks."""
 
-    def __init__(self: Any, inner: Any, finish: Callable[[bool], None]) -> None:
+    def __init__(self: Any, inner: Any, finish: Callable[[bool], None], followed: Followed) -> None:
         base.__init__(self)
         self.paceline_inner = inner
         self.paceline_finish = finish
+        self.paceline_followed = followed
 
     def wait(self: Any, *arguments: Any, **keywords: Any) -> Any:
         try:
@@ -135,11 +142,23 @@ def make_work_class(base: Any) -> Any:
             _report(self, False)
         return completed
 
+    def get_future(self: Any) -> Any:
+        future = self.paceline_inner.get_future()
+        followed, token = self.paceline_followed, -id(self)
+
+        def settle(done: Any) -> None:
+            _report(self, _has_failed(done))
+            followed.remove(token)
+
+        if self.paceline_finish is not None and followed.add(token):  # its owner may never wait now
+            future.add_done_callback(settle)
+        return future
+
     members: dict[str, Any] = {"__init__": __init__, "__doc__": "A Work seen by Paceline."}
     for name in dir(base):
         if not name.startswith("__") and name != "_pybind11_conduit_v1_" and callable(getattr(base, name)):
             members[name] = _forwarded(getattr(base, name))
-    members |= {"wait": wait, "is_completed": is_completed}
+    members |= {"wait": wait, "is_completed": is_completed, "get_future": get_future}
     return type("ObservedWork", (base,), members)
 
 
@@ -147,6 +166,14 @@ def _report(work: Any, failed: bool) -> None:
     finish, work.paceline_finish = work.paceline_finish, None
     if finish is not None:
         finish(failed)
+
+
+def _has_failed(future: Any) -> bool:
+    try:
+        future.value()
+    except Exception:
+        return True
+    return False
 
 
 class Seam(type):
