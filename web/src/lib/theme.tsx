@@ -1,4 +1,12 @@
-import { createContext, type ReactNode, useContext, useEffect, useMemo, useState } from "react";
+import {
+  createContext,
+  type ReactNode,
+  useContext,
+  useEffect,
+  useLayoutEffect,
+  useMemo,
+  useState,
+} from "react";
 
 export type Theme = "light" | "dark";
 export type ThemeChoice = Theme | "system";
@@ -38,7 +46,8 @@ export function ThemeProvider({ children }: { readonly children: ReactNode }) {
     return () => media.removeEventListener("change", listen);
   }, []);
   const theme = resolveTheme(choice, systemIsDark);
-  useEffect(() => {
+  // Before any canvas below reads its colours from the theme.
+  useLayoutEffect(() => {
     document.documentElement.dataset.theme = theme;
   }, [theme]);
   const state = useMemo(() => {

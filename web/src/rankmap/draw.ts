@@ -19,7 +19,7 @@ export function readPalette(element: Element): Palette {
 }
 
 /** Below this cell size in CSS pixels numbers and glyphs are unreadable and gaps waste space. */
-const GLYPH_PX_MIN = 18;
+export const GLYPH_PX_MIN = 18;
 
 export interface Geometry {
   readonly cellPx: number;

@@ -1,8 +1,11 @@
 import { type KeyboardEvent, type MouseEvent, useEffect, useMemo, useRef, useState } from "react";
 import { useTheme } from "../lib/theme";
-import { drawCells, drawOverlay, measure, readPalette } from "./draw";
+import { drawCells, drawOverlay, GLYPH_PX_MIN, measure, readPalette } from "./draw";
 import { buildLayout, type Coordinates, neighbour } from "./layout";
 import { CELL_STATES, stateOf, summarise } from "./states";
+
+/** Room for the row labels beside the map, in CSS pixels. */
+const LABEL_PX = 72;
 
 interface RankMapProps {
   readonly codes: Uint8Array;
@@ -20,7 +23,7 @@ export function RankMap({ codes, coordinates, selected, onSelect, describe }: Ra
   const width = useWidth(frame);
   const { theme } = useTheme();
   const layout = useMemo(() => buildLayout(coordinates), [coordinates]);
-  const geometry = useMemo(() => measure(layout, width), [layout, width]);
+  const geometry = useMemo(() => measure(layout, width - LABEL_PX), [layout, width]);
 
   // biome-ignore lint/correctness/useExhaustiveDependencies: the palette is read from the theme's CSS
   useEffect(() => {
@@ -47,28 +50,51 @@ export function RankMap({ codes, coordinates, selected, onSelect, describe }: Ra
   const size = { width: geometry.width, height: geometry.height };
   return (
     <div ref={frame}>
-      <div
-        role="application"
-        aria-label={`Rank map. ${summarise(codes)}. Arrow keys move between ranks.`}
-        // biome-ignore lint/a11y/noNoninteractiveTabindex: the map is one tab stop with a roving cursor
-        tabIndex={0}
-        className="relative cursor-crosshair overflow-hidden rounded"
-        style={size}
-        onClick={onClick}
-        onKeyDown={onKeyDown}
-      >
-        <canvas
-          ref={cells}
-          className="absolute inset-0"
-          style={{ ...size, imageRendering: "pixelated" }}
-        />
-        <canvas ref={overlay} className="absolute inset-0" style={size} />
+      <div className="flex gap-2">
+        <RowLabels labels={layout.rowLabels} cellPx={geometry.cellPx} />
+        <div
+          role="application"
+          aria-label={`Rank map. ${summarise(codes)}. Arrow keys move between ranks.`}
+          // biome-ignore lint/a11y/noNoninteractiveTabindex: the map is one tab stop with a roving cursor
+          tabIndex={0}
+          className="relative cursor-crosshair overflow-hidden rounded"
+          style={size}
+          onClick={onClick}
+          onKeyDown={onKeyDown}
+        >
+          <canvas
+            ref={cells}
+            className="absolute inset-0"
+            style={{ ...size, imageRendering: "pixelated" }}
+          />
+          <canvas ref={overlay} className="absolute inset-0" style={size} />
+        </div>
       </div>
       <p className="mt-2 text-soft" aria-live="polite">
         {cellText}
       </p>
       <Legend />
     </div>
+  );
+}
+
+/** Coordinates of each row, where rows are tall enough to read them. */
+function RowLabels({
+  labels,
+  cellPx,
+}: {
+  readonly labels: readonly string[];
+  readonly cellPx: number;
+}) {
+  if (cellPx < GLYPH_PX_MIN) return null;
+  return (
+    <ul aria-hidden="true" className="shrink-0 text-right text-soft text-xs">
+      {labels.map((label) => (
+        <li key={label} className="flex items-center justify-end" style={{ height: cellPx }}>
+          {label}
+        </li>
+      ))}
+    </ul>
   );
 }
 

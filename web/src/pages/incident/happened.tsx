@@ -4,9 +4,9 @@ import { type Column, Table } from "../../components/table";
 import { formatClock } from "../../lib/time";
 import { describeRoot } from "./summary";
 
-type Involved = Schemas["CommunicatorInvolved"];
+type Communicator = Schemas["CommunicatorInvolved"];
 
-const COLUMNS: readonly Column<Involved>[] = [
+const COLUMNS: readonly Column<Communicator>[] = [
   {
     title: "communicator",
     cell: (row) => (
@@ -25,32 +25,48 @@ const COLUMNS: readonly Column<Involved>[] = [
 export function WhatHappened({ incident }: { readonly incident: Incident }) {
   const { what_happened: what } = incident;
   return (
-    <>
-      <Facts
-        entries={[
-          ["first cause", <Roots key="roots" incident={incident} />],
-          ["operation", what.operation ? describeOperation(what.operation) : "–"],
-          [
-            "only waiting",
-            what.victims_count > 0
-              ? `${what.victims_count} ranks: ${what.victims}`
-              : "no other rank",
-          ],
-          ["since", formatClock(what.stalled_at)],
-        ]}
+    <Facts
+      entries={[
+        ["first cause", <Roots key="roots" incident={incident} />],
+        ["operation", what.operation ? describeOperation(what.operation) : "–"],
+        [
+          "only waiting",
+          what.victims_count > 0 ? `${what.victims_count} ranks: ${what.victims}` : "no other rank",
+        ],
+        ["since", formatClock(what.stalled_at)],
+      ]}
+    />
+  );
+}
+
+/** The communicator of the first cause; the others, which only have waiting members, on request. */
+export function Involved({ communicators }: { readonly communicators: readonly Communicator[] }) {
+  const others = communicators.filter((row) => !row.is_root);
+  if (communicators.length === 0) return null;
+  return (
+    <div className="mt-3">
+      <Table
+        label="Communicator of the first cause"
+        columns={COLUMNS}
+        rows={communicators.filter((row) => row.is_root)}
+        keyOf={(row) => row.communicator}
+        empty="The first cause is outside any communicator."
       />
-      {what.communicators.length > 0 && (
-        <div className="mt-3">
+      {others.length > 0 && (
+        <details className="mt-2">
+          <summary className="cursor-pointer text-soft">
+            {others.length} other communicators have waiting members
+          </summary>
           <Table
-            label="Communicators involved"
+            label="Other communicators with waiting members"
             columns={COLUMNS}
-            rows={what.communicators}
+            rows={others}
             keyOf={(row) => row.communicator}
             empty=""
           />
-        </div>
+        </details>
       )}
-    </>
+    </div>
   );
 }
 

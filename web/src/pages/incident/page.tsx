@@ -10,7 +10,7 @@ import { useKeys } from "../../lib/keys";
 import { formatAge, useNow } from "../../lib/time";
 import { JobMap } from "../../rankmap/job-map";
 import { incidentRoute } from "../../router";
-import { WhatHappened } from "./happened";
+import { Involved, WhatHappened } from "./happened";
 import { WhatNext } from "./next";
 import { copySummary, firstRootRank } from "./summary";
 import { Timeline } from "./timeline";
@@ -35,14 +35,15 @@ function IncidentView({ incident }: { readonly incident: Incident }) {
       <div className="grid items-start gap-4 lg:grid-cols-[3fr_2fr]">
         <div className="grid min-w-0 gap-4">
           <Panel title="What happened">
-            <WhatHappened incident={incident} />
-            <div className="mt-4">
+            <div className="grid gap-x-6 gap-y-4 md:grid-cols-2">
+              <WhatHappened incident={incident} />
               <JobMap
                 jobId={incident.job}
                 selected={selected}
                 onSelect={(next) => void navigate({ search: { rank: next }, replace: true })}
               />
             </div>
+            <Involved communicators={incident.what_happened.communicators} />
           </Panel>
           <Panel
             title="Why (evidence)"
