@@ -8,7 +8,7 @@ from aiokafka.errors import KafkaError
 
 from paceline.contracts.topics import TOPICS
 from paceline.runtime.clock import Clock
-from paceline.runtime.kafka import KafkaUnavailable, TopicError, client_options, create_topics
+from paceline.runtime.kafka import KafkaUnavailable, client_options, create_topics
 from paceline.runtime.logging import get_logger
 from paceline.runtime.retry import Backoff
 from paceline.runtime.settings import KafkaSettings
@@ -74,7 +74,7 @@ class ProducerConnection:
                     await create_topics(self._settings, TOPICS)
                 client = self._make()
                 await client.start()
-            except (KafkaError, KafkaUnavailable, TopicError, OSError, TimeoutError) as error:
+            except Exception as error:  # nobody awaits this task: it must not end without a client
                 if client is not None:
                     await close_producer(client, 0.0)
                 if attempt in (0, 5, 50):

@@ -21,7 +21,7 @@ from paceline.runtime.app import BackgroundTasks, Readiness
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.dead_letters import DeadLetterBox
 from paceline.runtime.handling import Abandoned, BatchRunner, Handle, describe
-from paceline.runtime.kafka import KafkaUnavailable, TopicError
+from paceline.runtime.kafka import KafkaUnavailable, TopicError, client_options
 from paceline.runtime.logging import get_logger
 from paceline.runtime.metrics import count, gauge, observe
 from paceline.runtime.options import ConsumerOptions
@@ -33,6 +33,8 @@ from paceline.runtime.session import AssignedHook, RevokedHook, Session
 from paceline.runtime.settings import KafkaSettings
 
 STOP_S_MAX = 10.0
+HEALTHY_S = 30.0  # a consumer that lived so long begins the backoff anew
+EXPECTED = (KafkaError, KafkaUnavailable, TopicError, OSError, TimeoutError)
 REOPEN_BACKOFF = Backoff(first_s=0.2, max_s=5.0)
 log = get_logger(__name__)
 
@@ -54,7 +56,11 @@ class Consumer:
         on_revoked: RevokedHook | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`producer` writes the dead letters; None only counts and logs them."""
+        """`producer` writes the dead letters; None only counts and logs them.
+
+        SettingsError where the TLS files cannot be used.
+        """
+        client_options(settings, name)  # wrong settings fail here, not in the background
         self.name = name or group or "+".join(topic.name for topic in topics)
         self.group = f"{settings.group_prefix}.{group}" if group else None
         self.caught_up = asyncio.Event()  # set once everything that was there at the start is handled
@@ -121,17 +127,21 @@ class Consumer:
                 self._settings, self._topics, self.group, self._options, self.name, self._resume,
                 self._on_assigned, self._on_revoked,
             )  # fmt: skip
+            opened_ns = self._clock.monotonic_ns()
             try:
                 await session.open()
                 self._connected = True
-                attempt = 0
                 reason = await self._consume(session)
-            except (KafkaError, KafkaUnavailable, TopicError, OSError, TimeoutError) as error:
+            except Exception as error:
                 reason = describe(error)
+                if not isinstance(error, EXPECTED):
+                    log.error("consumer_failed", consumer=self.name, exc_info=error)
             finally:
                 self._connected = False
                 await session.close()
             if not self._stopping:
+                lived_s = (self._clock.monotonic_ns() - opened_ns) / 1e9
+                attempt = 0 if lived_s > HEALTHY_S else attempt
                 await self._reopen_later(reason, attempt)
                 attempt += 1
 

@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from aiokafka.helpers import create_ssl_context
 
 from paceline.contracts.topics import TOPICS, Topic
-from paceline.runtime.settings import KafkaSettings
+from paceline.runtime.settings import KafkaSettings, SettingsError
 
 REFUSED_RETRY_S = 0.3
 
@@ -39,7 +39,7 @@ class ClientOptions(TypedDict, total=False):
 
 
 def client_options(settings: KafkaSettings, client_id: str) -> ClientOptions:
-    """Connection options for one client; reads the TLS files."""
+    """Connection options for one client; SettingsError where the TLS files cannot be used."""
     options = ClientOptions(
         bootstrap_servers=settings.bootstrap,
         client_id=client_id,
@@ -49,19 +49,30 @@ def client_options(settings: KafkaSettings, client_id: str) -> ClientOptions:
         security_protocol=settings.security_protocol,
     )
     if settings.security_protocol.endswith("SSL"):
-        key_password = settings.ssl_key_password
-        options["ssl_context"] = create_ssl_context(
-            cafile=settings.ssl_ca_file,
-            certfile=settings.ssl_certificate_file,
-            keyfile=settings.ssl_key_file,
-            password=key_password.get_secret_value() if key_password else None,
-        )
+        options["ssl_context"] = _ssl_context(settings)
     if settings.security_protocol.startswith("SASL"):
         assert settings.sasl_password is not None
         options["sasl_mechanism"] = settings.sasl_mechanism
         options["sasl_plain_username"] = settings.sasl_username
         options["sasl_plain_password"] = settings.sasl_password.get_secret_value()
     return options
+
+
+def _ssl_context(settings: KafkaSettings) -> SSLContext:
+    key_password = settings.ssl_key_password
+    try:
+        return create_ssl_context(
+            cafile=settings.ssl_ca_file,
+            certfile=settings.ssl_certificate_file,
+            keyfile=settings.ssl_key_file,
+            password=key_password.get_secret_value() if key_password else None,
+        )
+    except OSError as error:  # ssl.SSLError is one
+        files = (settings.ssl_ca_file, settings.ssl_certificate_file, settings.ssl_key_file)
+        raise SettingsError(
+            f"PACELINE_KAFKA_SSL_*_FILE {', '.join(str(path) for path in files if path)}: {error}; "
+            "expected PEM files that belong together"
+        ) from error
 
 
 async def create_topics(

@@ -27,7 +27,7 @@ from paceline.runtime.buffer import NewestWins, Outgoing
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.cloud_events import Header, encode_event
 from paceline.runtime.connection import ProducerConnection
-from paceline.runtime.kafka import KafkaUnavailable
+from paceline.runtime.kafka import KafkaUnavailable, client_options
 from paceline.runtime.logging import get_logger
 from paceline.runtime.metrics import count, gauge
 from paceline.runtime.settings import KafkaSettings
@@ -45,6 +45,8 @@ class Producer:
     """Sends records; safe to share between the apps of one process."""
 
     def __init__(self, settings: KafkaSettings, name: str, *, clock: Clock | None = None) -> None:
+        """SettingsError where the TLS files cannot be used."""
+        client_options(settings, name)  # wrong settings fail here, not in the background
         clock = clock or SystemClock()
         self.name = name
         self._settings = settings

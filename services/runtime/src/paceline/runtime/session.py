@@ -196,10 +196,15 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._revoking = False
         ours = [_ours(part) for part in assigned]
         assignment = Assignment(self._consumer, ours)
-        await self._seek_start(assignment)
-        if self._on_assigned is not None:
-            await self._on_assigned(assignment)
-        self._owned = set(ours)
+        # What is fetched while the owner gets ready is not ours yet: it would be skipped for good.
+        self._consumer.pause(*assigned)
+        try:
+            await self._seek_start(assignment)
+            if self._on_assigned is not None:
+                await self._on_assigned(assignment)
+            self._owned = set(ours)
+        finally:
+            self._consumer.resume(*[part for part in assigned if part in self._consumer.assignment()])
         log.info("assigned", consumer=self._name, partitions=len(ours))
 
     async def on_partitions_revoked(self, revoked: Sequence[TopicPartition]) -> None:
