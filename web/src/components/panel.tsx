@@ -30,7 +30,7 @@ export function Facts({
   readonly entries: readonly (readonly [string, ReactNode])[];
 }) {
   return (
-    <dl className="grid grid-cols-[max-content_1fr] gap-x-4 gap-y-1">
+    <dl className="grid grid-cols-[max-content_1fr] content-start gap-x-4 gap-y-1">
       {entries.map(([name, value]) => (
         <div key={name} className="contents">
           <dt className="text-soft">{name}</dt>
