@@ -3,6 +3,9 @@
 import asyncio
 import os
 import secrets
+import signal
+import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,10 +40,13 @@ LIMITS = {
     "PACELINE_DETECTOR_DEAD_FLOOR_S": "1.5",
     "PACELINE_DETECTOR_TICK_S": "0.5",
     "PACELINE_DETECTOR_SNAPSHOT_S": "2",
+    "PACELINE_DETECTOR_SILENCE_S": "5",
     "PACELINE_LOCALIZER_HEALTH_WAIT_S": "2",
     "PACELINE_AGENT_INTERVAL_S": "0.25",
     "PACELINE_AGENT_SUSPECT_S": "1.5",
     "PACELINE_AGENT_DRAIN_S": "1",
+    "PACELINE_NOTIFIER_ALLOW_PRIVATE_ADDRESSES": "true",
+    "PACELINE_NOTIFIER_WEBHOOK_TIMEOUT_S": "5",
     "PACELINE_API_PORT": "0",
     "PACELINE_CONSOLE_URL": "http://console.test",
 }
@@ -59,6 +65,45 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+class AgentProcess:
+    """An agent of its own, as a process that can be killed."""
+
+    def __init__(self, stack: "Stack", node: str) -> None:
+        self.node = node
+        self.socket = stack.home / f"{node}.sock"
+        self._process: asyncio.subprocess.Process | None = None
+        self._environment = {
+            **os.environ,
+            **stack.settings,
+            "PACELINE_AGENT_SOCKET": str(self.socket),
+            "PACELINE_AGENT_STATE_DIR": str(stack.home / node),
+            "PACELINE_AGENT_NODE": node,
+            "PACELINE_LOG_LEVEL": "warning",
+        }
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Until it listens."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "paceline.contracts.cli", "agent", env=self._environment
+        )
+        deadline = time.monotonic() + READY_S_MAX
+        while not _listens(self.socket):
+            assert self._process.returncode is None, f"the agent ended with {self._process.returncode}"
+            assert time.monotonic() < deadline, f"the agent does not listen at {self.socket}"
+            await asyncio.sleep(POLL_S)
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Signal it and wait for its end."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+            await asyncio.wait_for(self._process.wait(), STOP_S_MAX)
 
 
 class Stack:
@@ -98,7 +143,6 @@ class Stack:
             create_topics(self.kafka_settings), migrate(self.settings["PACELINE_DATABASE_URL"])
         )
         for name in (*SERVICES, "agent"):
-            if name == 'notifier' and not (Path(__file__).parents[2] / 'services/platform/src/paceline/notifier/app.py').exists(): continue
             await self.start(name)
         await self.ready()
         api = cast(ApiApp, self.parts["api"][0])
@@ -151,10 +195,12 @@ class Stack:
     async def stop_kafka(self) -> None:
         await asyncio.to_thread(self.kafka.stop)
 
-    async def restart_postgres(self) -> None:
-        await asyncio.to_thread(self.postgres.stop)
+    async def start_postgres(self) -> None:
         self.postgres.launch()
         await asyncio.to_thread(self.postgres.wait_ready)
+
+    async def stop_postgres(self) -> None:
+        await asyncio.to_thread(self.postgres.stop)
 
     async def get(self, path: str, **query: Any) -> Any:
         answer = await self.client.get(path, params=query)
@@ -175,3 +221,13 @@ class Stack:
         clock, settings = SystemClock(), load_settings(AgentSettings)
         publisher = KafkaPublisher(load_settings(KafkaSettings), f"agent-{settings.node}", clock, 3.0)
         return AgentApp(settings, clock, publisher)
+
+
+def _listens(path: Path) -> bool:
+    """Whether somebody answers; a killed agent leaves its socket behind."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
