@@ -44,6 +44,12 @@ def start_time_of(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def own_age_s() -> float:
+    """Seconds since this process was started, imports included."""
+    ticks = start_time_of(os.getpid()) or 0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass(frozen=True)
 class Credentials:
     """The user that a child runs as; None in `Child` means ours."""

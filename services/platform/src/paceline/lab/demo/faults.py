@@ -38,6 +38,7 @@ class Word(IntEnum):
     INSIDE = 7  # 1 + step while inside the operation, else 0
     HELD = 8  # 1 + step while held
     PID = 9
+    FIRST_NS = 10  # CLOCK_MONOTONIC when the first step was complete
 
 
 class FaultPage:
@@ -119,6 +120,8 @@ class RankFaults:
         page, rank = self._page, self._rank
         page.set(rank, Word.STEP_NS, int(duration_s * 1e9))
         page.set(rank, Word.LOSS_MICRO, int(max(loss, 0.0) * 1e6))
+        if not page.get(rank, Word.FIRST_NS):
+            page.set(rank, Word.FIRST_NS, self._now_ns())
         page.set(rank, Word.STEPS, steps)
 
     def _begin(self) -> None:

@@ -83,6 +83,10 @@ class DemoJob:
         """Steps that every rank has completed."""
         return min(self.page.get(rank, Word.STEPS) for rank in range(RANKS))
 
+    def first_step_ns(self) -> int:
+        """CLOCK_MONOTONIC when the last rank had completed its first step."""
+        return max(self.page.get(rank, Word.FIRST_NS) for rank in range(RANKS))
+
     def loss(self) -> float:
         return self.page.get(0, Word.LOSS_MICRO) / 1e6
 

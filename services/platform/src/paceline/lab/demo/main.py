@@ -23,7 +23,7 @@ from paceline.lab.demo.report import Outcome, Times, as_json, line_of
 from paceline.lab.demo.watch import Seen, Watch, watching
 from paceline.lab.paths import HOME_VARIABLE, home_directory
 from paceline.lab.platform import API_PORT, LocalPlatform, api_url, free_port
-from paceline.lab.processes import LabError
+from paceline.lab.processes import LabError, own_age_s
 from paceline.runtime.app import App
 from paceline.runtime.kafka import KafkaUnavailable, TopicError
 from paceline.runtime.logging import configure_logging
@@ -58,10 +58,10 @@ class Demo:
         self._once: bool = arguments.once
         self._quiet: bool = arguments.json
         self._home = home
-        self._started_ns = time.monotonic_ns()
+        self._started_ns = time.monotonic_ns() - int(own_age_s() * 1e9)
         self._stop = asyncio.Event()
         self._receiver = Receiver()
-        port = free_port(API_PORT) if arguments.port is None else arguments.port
+        port = free_port(API_PORT) if arguments.port is None else arguments.port or free_port(0)
         self.platform = LocalPlatform(home, port=port, durable=False)
         # Webhooks go to no loopback address by default; the demo's own receiver is there.
         self.platform.export("PACELINE_NOTIFIER_ALLOWED_NETWORKS", "127.0.0.1/32")
@@ -141,9 +141,10 @@ class Demo:
             if time.monotonic() > deadline:
                 raise LabError(f"no step of all ranks within {FIRST_STEP_S_MAX:g} s; logs: {self.job.logs}")
             await asyncio.sleep(POLL_S)
-        seconds = (time.monotonic_ns() - self._started_ns) / 1e9
+        seconds = (self.job.first_step_ns() - self._started_ns) / 1e9
         self._say(f"job       {self.job.job}, {RANKS} ranks, first healthy step after {seconds:.1f} s")
-        self._say(f"console   {self.platform.url}  token {self.platform.token}")
+        age_s = own_age_s()
+        self._say(f"console   {self.platform.url}, up after {age_s:.1f} s, token {self.platform.token}")
         return round(seconds, 3)
 
     async def _warm_up(self, watch: Watch) -> None:
