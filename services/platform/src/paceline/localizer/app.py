@@ -1,6 +1,7 @@
 """The Kafka shell of the localizer: what is read when, and verdicts out."""
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from paceline.runtime.options import ConsumerOptions, Start
 from paceline.runtime.producer import Producer
 from paceline.runtime.record import BadRecord, Partition, Record
 from paceline.runtime.session import AssignedHook, Assignment
-from paceline.runtime.telemetry import span
+from paceline.runtime.telemetry import current_traceparent, span
 
 GROUP = "localizer"
 TICK_S = 1.0
@@ -149,8 +150,7 @@ class LocalizerApp:
         outputs = self.core.apply(batch)
         if not outputs and not self._waiting:
             return
-        with span("localizer.judge", attributes={"paceline.job": batch.job}):
-            await self._publish(outputs)
+        await self._publish(outputs)
 
     async def _tick(self) -> None:
         while True:
@@ -162,9 +162,7 @@ class LocalizerApp:
         async with self._lock:
             outputs = self.core.tick(self.clock.monotonic_ns() / 1e9)
             try:
-                if outputs or self._waiting:
-                    with span("localizer.judge"):
-                        await self._publish(outputs)
+                await self._publish(outputs)
             except KafkaUnavailable as error:
                 log.warning("verdicts_wait", count=len(self._waiting), error=str(error))
 
@@ -175,9 +173,7 @@ class LocalizerApp:
         while self._waiting:
             record, verdict = self._waiting[0].record, self._waiting[0].record.verdict
             try:
-                await self._producer.send_event(
-                    VERDICTS, record.job, EventType.VERDICT, record, event_id=event_id(record)
-                )
+                await self._send(record)
             except ValueError as error:
                 if not record.evidence_bundle:
                     log.error("verdict_refused", episode=record.episode, error=str(error))
@@ -193,6 +189,18 @@ class LocalizerApp:
                 "verdict", job=record.job, episode=record.episode, revision=record.revision,
                 verdict=verdict.verdict_class.value, resolved=record.resolved, summary=verdict.summary,
             )  # fmt: skip
+
+    async def _send(self, record: VerdictRecord) -> None:
+        attributes = {"paceline.job": record.job, "paceline.episode": record.episode}
+        with span("localizer.verdict", traceparent=episode_trace(record), attributes=attributes):
+            await self._producer.send_event(
+                VERDICTS,
+                record.job,
+                EventType.VERDICT,
+                record,
+                event_id=event_id(record),
+                traceparent=current_traceparent() or episode_trace(record),
+            )
 
     # ------------------------------------------------------------------ positions
 
@@ -222,6 +230,13 @@ class LocalizerApp:
         for job in gone:
             del self._job_partition[job]
         self.core.forget_jobs(gone)
+
+
+def episode_trace(record: VerdictRecord) -> str:
+    """W3C traceparent that all verdicts of an episode share, restarts and exporters or not."""
+    digest = hashlib.blake2b(f"{record.job}/{record.attempt}/{record.episode}".encode(), digest_size=24)
+    text = digest.hexdigest()
+    return f"00-{text[:32]}-{text[32:]}-01"
 
 
 def event_id(record: VerdictRecord) -> str:

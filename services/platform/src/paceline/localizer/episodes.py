@@ -6,7 +6,6 @@ from enum import Enum
 from paceline.analysis.judge import Judgement
 from paceline.contracts.verdicts import Verdict, VerdictClass
 
-
 WRITERS_MAX = 1024
 
 

@@ -44,8 +44,8 @@ class Assignment:
     async def offsets_at(self, unix_s: float) -> dict[Partition, int]:
         """The first offset at or after a time of the log; the end where nothing is that new."""
         wanted = {_kafka(part): int(unix_s * 1000) for part in self.partitions}
+        ends = await self.end_offsets()  # first: what arrives between the two calls must not be skipped
         found = await self._consumer.offsets_for_times(wanted)
-        ends = await self.end_offsets()
         return {
             part: (hit.offset if (hit := found.get(_kafka(part))) is not None else end)
             for part, end in ends.items()
