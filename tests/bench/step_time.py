@@ -71,7 +71,7 @@ def worker(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     plain_group = dist.new_group()
-    if not trainer.attach(name="step-time"):
+    if not arguments.control and not trainer.attach(name="step-time"):
         raise SystemExit("the hook could not be installed")
     observed_group = dist.new_group()
     models = {
@@ -119,6 +119,7 @@ def report(
         "pairs": arguments.pairs,
         "steps_per_block": arguments.steps,
         "seam": seam,
+        "control": arguments.control,
         "step_ms_plain": round(statistics.median(of_kind["plain"]) / arguments.steps * 1e3, 4),
         "step_ms_observed": round(statistics.median(of_kind["observed"]) / arguments.steps * 1e3, 4),
         "ratio": round(statistics.median(ratios), 5),
@@ -158,6 +159,9 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument(
+        "--control", action="store_true", help="both groups plain: what the machine alone does"
+    )
     parser.add_argument("--timeout-s", type=float, default=900)
     arguments = parser.parse_args()
     if os.environ.get("PACELINE_STEP_TIME_WORKER") == "1":

@@ -3,6 +3,8 @@
 import ctypes
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.contracts.agent_socket import CommunicatorClosed, CommunicatorOpened, Hello
-from paceline.contracts.codes import OpState, Phase
+from paceline.contracts.codes import HostWait, OpState, Phase
 from paceline.probe.errors import PageUnavailableError
 from paceline.probe.reader import PageReader
 from paceline.trainer import attach, phase, process, step
@@ -278,3 +280,25 @@ def test_more_groups_than_the_page_holds(install: Install, dist: Any) -> None:
     snapshot = read(state)
     assert len(snapshot.frames) == 64
     assert int(snapshot.process["communicators_dropped"]) == 3
+
+
+def test_waits_outside_collectives_are_marked(install: Install, dist: Any) -> None:
+    state = install()
+    seen: list[tuple[int, bytes]] = []
+
+    store = dist.HashStore()
+    make_world(dist)
+    assert read(state).process["host_wait"] == HostWait.NONE
+    store.set("ready", "1")
+    thread = threading.Thread(target=lambda: store.get("later"), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not seen and time.monotonic() < deadline:
+        header = read(state).process
+        if header["host_wait"]:
+            seen.append((int(header["host_wait"]), bytes(header["host_wait_name"])))
+    store.set("later", "1")
+    thread.join(10)
+    assert seen == [(HostWait.STORE, b"later")]
+    assert store.get("ready") == b"1"
+    assert read(state).process["host_wait"] == HostWait.NONE

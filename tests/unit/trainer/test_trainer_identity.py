@@ -7,6 +7,7 @@ from paceline.trainer.identity import (
     job_identity,
     parse_pid_start,
     provisional_attempt,
+    read_gpu,
     read_ranks,
     settled_attempt,
     slurm_job,
@@ -114,3 +115,19 @@ def test_pid_start_survives_a_hostile_command_name() -> None:
     assert parse_pid_start(f"12 (a) 1 (b c) {fields}") == 22
     assert parse_pid_start("12 (torn") == 0
     assert parse_pid_start("") == 0
+
+
+@pytest.mark.parametrize(
+    ("environment", "local_rank", "devices", "gpu"),
+    [
+        ({}, 3, 8, 3),
+        ({}, 3, 0, None),
+        ({}, -1, 8, None),
+        ({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 1, 8, 5),
+        ({"CUDA_VISIBLE_DEVICES": "6"}, 1, 8, 6),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8f2a"}, 0, 8, None),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0, 8, None),
+    ],
+)
+def test_gpu_of_a_rank(environment: dict[str, str], local_rank: int, devices: int, gpu: int | None) -> None:
+    assert read_gpu(environment, local_rank, devices) == gpu

@@ -1,9 +1,9 @@
-"""Puts the hook into torch.distributed: five names of c10d are replaced, nothing else.
+"""Puts the hook into torch.distributed: five names of c10d and two of its Store are replaced.
 
 `_new_process_group_helper` makes every group but those of `split_group`, so these two are the place
 to observe from. `init_process_group` and `destroy_process_group` mark begin and end,
-`_store_based_barrier` marks a wait. Each replacement calls the original with what it was given,
-whatever happens here.
+`_store_based_barrier`, `Store.wait` and `Store.get` mark waits. Each replacement calls the original
+with what it was given, whatever happens here.
 """
 
 import functools
@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ WORLD = "_world"
 HELPER = "_new_process_group_helper"
 C10D = "torch.distributed.distributed_c10d"
 OpenSession = Callable[[str], "Session | None"]
+Around = Callable[[Callable[..., Any], Any, Any], Any]  # original, arguments, keywords
 
 
 class Hook:
@@ -45,7 +46,8 @@ class Hook:
         self._adapter: Adapter | None = None
         self._lock = threading.Lock()
         self._swapped = 0
-        self._replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._waits: list[tuple[HostWait, str]] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []  # holder, name, original, replacement
         self._open: list[tuple[weakref.ref[Any], OpenGroup]] = []
         helper = getattr(c10d, HELPER, None)
         self._signature = inspect.signature(helper) if helper is not None else None
@@ -63,14 +65,17 @@ class Hook:
         ):
             if hasattr(self._c10d, name):
                 self._replace(name, around)
+        store = getattr(self._c10d, "Store", None)
+        for name in ("wait", "get"):
+            if hasattr(store, name):
+                self._replace_in((store,), name, self._around_store_wait)
         return True
 
     def uninstall(self) -> None:
         """Give torch its own functions back; groups made meanwhile stay as they are."""
-        for name, (original, replacement) in self._replaced.items():
-            for module in (self._c10d, sys.modules.get("torch.distributed")):
-                if getattr(module, name, None) is replacement:
-                    setattr(module, name, original)
+        for holder, name, original, replacement in self._replaced:
+            if getattr(holder, name, None) is replacement:
+                setattr(holder, name, original)
         self._replaced.clear()
 
     def forget_session(self) -> None:
@@ -81,18 +86,21 @@ class Hook:
             self.guard = Guard()
             self._open = []
 
-    def _replace(self, name: str, around: Callable[..., Any]) -> None:
-        original = getattr(self._c10d, name)
+    def _replace(self, name: str, around: Around) -> None:
+        self._replace_in((self._c10d, sys.modules.get("torch.distributed")), name, around)
+
+    def _replace_in(self, holders: Sequence[Any], name: str, around: Around) -> None:
+        original = getattr(holders[0], name)
 
         @functools.wraps(original)
         def replacement(*arguments: Any, **keywords: Any) -> Any:
             return around(original, arguments, keywords)
 
         setattr(replacement, MARK, original)
-        self._replaced[name] = (original, replacement)
-        for module in (self._c10d, sys.modules.get("torch.distributed")):
-            if getattr(module, name, None) is original:
-                setattr(module, name, replacement)
+        for holder in holders:
+            if getattr(holder, name, None) is original:
+                self._replaced.append((holder, name, original, replacement))
+                setattr(holder, name, replacement)
 
     def _around_init(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         method = keywords.get("init_method") or (arguments[1] if len(arguments) > 1 else None) or ""
@@ -116,17 +124,26 @@ class Hook:
     @contextmanager
     def _waiting(self, kind: HostWait, name: str) -> Iterator[None]:
         session = self.session
-        if session is None:
+        if session is None or self.guard.off:
             yield
             return
+        entry = (kind, name)
+        self._waits.append(entry)
         self.guard.attempt("host wait", lambda: session.set_host_wait(kind, name))
         try:
             yield
         finally:
-            self.guard.attempt("host wait", lambda: session.set_host_wait(HostWait.NONE))
+            self._waits.remove(entry)
+            outer = self._waits[-1] if self._waits else (HostWait.NONE, "")
+            self.guard.attempt("host wait", lambda: session.set_host_wait(*outer))
 
     def _around_store_barrier(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         with self._waiting(HostWait.BARRIER, "store based barrier"):
+            return original(*arguments, **keywords)
+
+    def _around_store_wait(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
+        keys = arguments[1] if len(arguments) > 1 else ""
+        with self._waiting(HostWait.STORE, str(keys[0] if isinstance(keys, list) and keys else keys)):
             return original(*arguments, **keywords)
 
     def _around_new_group(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:

@@ -49,6 +49,7 @@ class Surroundings:
     hostname: str = ""
     init_method: str = ""  # of init_process_group, where it was given
     parent: str = ""  # same text for all processes of one parent, last resort
+    gpus: int = 0  # NVIDIA devices of the node
 
 
 def job_identity(environment: Environment, around: Surroundings, declared: str = "") -> Sourced:
@@ -136,6 +137,23 @@ def read_ranks(environment: Environment) -> Ranks:
         _number(environment, 0, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"),
         _number(environment, -1, "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"),
     )
+
+
+def read_gpu(environment: Environment, local_rank: int, devices: int) -> int | None:
+    """Index of this rank's GPU on its node, None where nothing says; `devices` is how many the node has.
+
+    A launcher gives each local rank one device, or shows each process only its own.
+    """
+    visible = [
+        part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()
+    ]
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        if len(visible) == 1:
+            chosen = visible[0]
+        else:
+            chosen = visible[local_rank] if 0 <= local_rank < len(visible) else ""
+        return int(chosen) if chosen.isdigit() else None
+    return local_rank if 0 <= local_rank < devices else None
 
 
 def parse_pid_start(stat: str) -> int:

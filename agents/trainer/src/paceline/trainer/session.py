@@ -92,7 +92,7 @@ class Session:
             cluster=settings.cluster,
             tenant=settings.tenant,
             user=surroundings.user(environment),
-            gpu=None,
+            gpu=identity.read_gpu(environment, ranks.local_rank, around.gpus),
             versions=surroundings.versions(torch_version),
             coordinates=dict(settings.coordinates),
             coordinate_source="declared" if settings.coordinates else "none",

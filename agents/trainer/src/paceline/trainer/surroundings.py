@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.trainer.identity import Surroundings, parse_pid_start
 
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_GPUS_MAX = 64
 _FILE_BYTES_MAX = 65_536
 
 
@@ -22,6 +23,7 @@ def read_surroundings(init_method: str = "") -> Surroundings:
         hostname=socket.gethostname(),
         init_method=init_method,
         parent=f"{socket.gethostname()}-{os.getppid()}-{_start_of(os.getppid())}",
+        gpus=sum(Path(f"/dev/nvidia{index}").exists() for index in range(_GPUS_MAX)),
     )
 
 
