@@ -8,6 +8,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,12 @@ class Command(IntEnum):
     H3 = 3  # frozen inside the operation, from outside
     S1 = 4  # late by DELAY_NS at every tensor-parallel operation
     HOLD = 5  # enter only after RELEASE, so that the partner waits inside
-    PAUSE = 6  # one pause of DELAY_NS, then go on
+    PAUSE = 6  # one pause of DELAY_NS without a word, then go on
+    CHECKPOINT = 7  # the same, declared as a checkpoint
+    EVALUATE = 8  # the same, declared as an evaluation
+
+
+PAUSES: Final = {Command.PAUSE: "", Command.CHECKPOINT: "checkpoint", Command.EVALUATE: "evaluate"}
 
 
 class Word(IntEnum):
@@ -64,7 +70,7 @@ class FaultPage:
 
 
 class RankFaults:
-    """What one rank does at its points. `sleep` and `now_ns` are injected for tests."""
+    """What one rank does at its points. `sleep`, `now_ns` and `declare` are injected."""
 
     def __init__(
         self,
@@ -73,11 +79,13 @@ class RankFaults:
         *,
         sleep: Callable[[float], None] = time.sleep,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        declare: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._page = page
         self._rank = rank
         self._sleep = sleep
         self._now_ns = now_ns
+        self._declare = declare
         page.set(rank, Word.PID, os.getpid())
 
     def before_operation(self, step: int) -> None:
@@ -87,10 +95,9 @@ class RankFaults:
             self._begin()
             while self._page.get(self._rank, Word.COMMAND) == Command.H1:
                 self._sleep(POLL_S)
-        elif command == Command.PAUSE:
+        elif command in PAUSES:
             self._begin()
-            self._sleep(self._page.get(self._rank, Word.DELAY_NS) / 1e9)
-            self._page.set(self._rank, Word.COMMAND, Command.NONE)
+            self._pause(PAUSES[Command(command)])
         elif command == Command.HOLD:
             self._page.set(self._rank, Word.HELD, step + 1)
             while not self._page.get(self._rank, Word.RELEASE):
@@ -123,6 +130,11 @@ class RankFaults:
         if not page.get(rank, Word.FIRST_NS):
             page.set(rank, Word.FIRST_NS, self._now_ns())
         page.set(rank, Word.STEPS, steps)
+
+    def _pause(self, phase: str) -> None:
+        with self._declare(phase) if phase else nullcontext():
+            self._sleep(self._page.get(self._rank, Word.DELAY_NS) / 1e9)
+        self._page.set(self._rank, Word.COMMAND, Command.NONE)
 
     def _begin(self) -> None:
         if not self._page.get(self._rank, Word.STALL_NS):

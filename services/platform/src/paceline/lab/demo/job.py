@@ -32,6 +32,7 @@ class DemoJob:
         self._ranks = Child("ranks", self._home)
         self._agent = Child("agent", self._home)
         self._step_s, self._steps = step_s, steps
+        self.compile_s = 0.0  # how long the first step takes longer; set before `launch_ranks`
 
     @property
     def logs(self) -> Path:
@@ -54,6 +55,7 @@ class DemoJob:
             "PACELINE_JOB_ID": self.job,
             "PACELINE_DEMO_FAULTS": str(self._home / "faults"),
             "PACELINE_DEMO_STEPS": str(self._steps),
+            "PACELINE_DEMO_COMPILE_S": str(self.compile_s),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",  # host names of a fresh machine often resolve to nothing usable
         }

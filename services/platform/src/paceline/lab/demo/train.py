@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from paceline import trainer as paceline
 from paceline.lab.demo.faults import FaultPage, RankFaults
 from paceline.lab.demo.model import BATCH, LENGTH, WIDTH, Stage, TensorGroup, make_batch
 
@@ -25,6 +26,7 @@ LEARNING_RATE = 0.3
 FAULTS_VARIABLE = "PACELINE_DEMO_FAULTS"
 STEPS_VARIABLE = "PACELINE_DEMO_STEPS"
 STEP_VARIABLE = "PACELINE_DEMO_STEP_S"
+COMPILE_VARIABLE = "PACELINE_DEMO_COMPILE_S"  # a pause in front of the first step, as a compiler makes
 STEP_S = 0.2
 WORLD_REDUCE_ROOT_STEP = 1  # another operation: the broadcast names the next rank as its root
 
@@ -179,12 +181,11 @@ def _finish(sends: list[dist.Work | None]) -> None:
 
 def train(rank: int, faults: RankFaults | None, steps: int, step_s: float) -> None:
     """Train until `steps` are done (0: until stopped)."""
-    from paceline import trainer as paceline
-
     torch.set_num_threads(1)
     paceline.attach()
     dist.init_process_group("gloo", world_size=WORLD_SIZE, rank=rank)
     trainer = Trainer(rank, faults)
+    time.sleep(float(os.environ.get(COMPILE_VARIABLE, "0")))
     number = 0
     while not steps or number < steps:
         started = time.monotonic()
@@ -201,7 +202,9 @@ def main() -> None:
     """Entry of one rank; the environment is that of any torch launcher."""
     rank = int(os.environ["RANK"])
     path = os.environ.get(FAULTS_VARIABLE)
-    faults = RankFaults(FaultPage(Path(path), WORLD_SIZE), rank) if path else None
+    faults = None
+    if path:
+        faults = RankFaults(FaultPage(Path(path), WORLD_SIZE), rank, declare=paceline.phase)
     steps = int(os.environ.get(STEPS_VARIABLE, "0"))
     train(rank, faults, steps, float(os.environ.get(STEP_VARIABLE, STEP_S)))
 
