@@ -1,6 +1,7 @@
 """A real HTTP server on loopback that answers as it is told."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ class HttpReceiver:
     answers: list[bytes | Answer] = field(default_factory=lambda: [reply(204)])
     requests: list[Request] = field(default_factory=list)
     _server: asyncio.Server | None = None
+    _serving: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -43,8 +45,15 @@ class HttpReceiver:
         if self._server is not None:
             self._server.close()
             self._server = None
+        serving = list(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:] if line)}
@@ -58,3 +67,6 @@ class HttpReceiver:
             pass
         finally:
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            self._serving.discard(task)

@@ -67,9 +67,7 @@ def test_body_is_thin_stable_and_says_what_a_page_needs() -> None:
 
 def test_body_never_exceeds_its_bound_and_victims_are_not_listed() -> None:
     long = "\u4e00" * 50_000
-    roots = tuple(
-        Root(RootKind.GROUP, node=long, name=long, ranks=tuple(range(10_000))) for _ in range(20)
-    )
+    roots = tuple(Root(RootKind.GROUP, node=long, name=long, ranks=tuple(range(10_000))) for _ in range(20))
     verdict = replace(
         OPENED.verdict, roots=roots, summary=long, victims=tuple(range(256)), victims_count=100_000
     )

@@ -5,6 +5,7 @@ time, connections in number, so a slow or hostile client costs nothing.
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -98,6 +99,8 @@ class HealthServer:
         finally:
             self._open -= 1
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

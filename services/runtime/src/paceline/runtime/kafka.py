@@ -61,12 +61,13 @@ def client_options(settings: KafkaSettings, client_id: str) -> ClientOptions:
 def _ssl_context(settings: KafkaSettings) -> SSLContext:
     key_password = settings.ssl_key_password
     try:
-        return create_ssl_context(
+        context: SSLContext = create_ssl_context(
             cafile=settings.ssl_ca_file,
             certfile=settings.ssl_certificate_file,
             keyfile=settings.ssl_key_file,
             password=key_password.get_secret_value() if key_password else None,
         )
+        return context
     except OSError as error:  # ssl.SSLError is one
         files = (settings.ssl_ca_file, settings.ssl_certificate_file, settings.ssl_key_file)
         raise SettingsError(
