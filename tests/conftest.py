@@ -19,6 +19,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
+import structlog
 
 from paceline.lab.kafka import LocalKafka
 from paceline.lab.postgres import URL_VARIABLE, LocalPostgres
@@ -47,6 +48,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def labelled_data_directory() -> Path:
     """`$PACELINE_LABELLED_DATA`, else the folder beside the repository."""
     return Path(os.environ.get("PACELINE_LABELLED_DATA", ROOT.parent / "shared"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_logs() -> None:
+    """Tracebacks as text. structlog's default draws them with all locals, which can take seconds: long
+    enough for an event loop to lose its place in a consumer group."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["level", "event"]),
+        ]
+    )
 
 
 @pytest.fixture(scope="session")
