@@ -19,6 +19,7 @@ from paceline.contracts.events import EventType, IncidentEvent, IncidentStatus, 
 from paceline.contracts.topics import INCIDENTS, Topic
 from paceline.contracts.verdicts import VerdictClass
 from paceline.lab.kafka import LocalKafka
+from paceline.lab.postgres import LocalPostgres
 from paceline.notifier.app import NotifierApp
 from paceline.notifier.settings import NotifierSettings
 from paceline.runtime.kafka import create_topics
@@ -397,3 +398,22 @@ async def test_an_event_published_around_a_kafka_restart_is_delivered_once_kafka
         await eventually(published, 60)
         await eventually(lambda: after.id in {r.headers["webhook-id"] for r in receiver.requests}, 60)
     assert sum(r.headers["webhook-id"] == after.id for r in receiver.requests) == 1
+
+
+async def test_an_event_that_comes_while_postgresql_is_down_is_told_when_it_is_back(
+    world: World,
+    receivers: tuple[HttpReceiver, HttpReceiver],
+    postgres_server: LocalPostgres,
+    eventually: Eventually,
+) -> None:
+    receiver, event = receivers[0], fresh()
+    await world.add_endpoint(receiver.url)
+    async with world.notifier() as app:
+        await eventually(lambda: app.readiness().ready, 30)
+        postgres_server.stop()
+        await world.publish(event)
+        await eventually(lambda: "retrying" in app.readiness().detail, 30)
+        postgres_server.start()
+        await eventually(lambda: receiver.requests, 60)
+        await eventually(lambda: app.readiness().ready, 30)
+    assert [request.headers["webhook-id"] for request in receiver.requests] == [event.id]

@@ -81,7 +81,13 @@ class AlertmanagerPusher:
                 now = from_unix(self._clock.unix_s())
                 alerts.insert(0, watchdog_json(self._settings.cluster, self._started_at, now, self._hold))
             for begin in range(0, len(alerts), PUSH_ALERTS_MAX):
-                outcomes.append(await self._push(url, alerts[begin : begin + PUSH_ALERTS_MAX]))
+                outcome = await self._push(url, alerts[begin : begin + PUSH_ALERTS_MAX])
+                count(
+                    "paceline.webhook.deliveries",
+                    integration="alertmanager-repeat",
+                    outcome=outcome.reason.value,
+                )
+                outcomes.append(outcome)
             return outcomes
 
     def _alerts(self, state: AlertState) -> list[dict[str, object]]:
@@ -101,6 +107,5 @@ class AlertmanagerPusher:
         outcome = await self._sender.post(url + PATH, HEADERS, json.dumps(alerts).encode())
         observe("paceline.webhook.duration", outcome.seconds, integration="alertmanager")
         if outcome.reason is not AttemptReason.DELIVERED:
-            count("paceline.webhook.deliveries", integration="alertmanager", outcome=outcome.reason.value)
             log.warning("alertmanager_push_failed", url=url, reason=outcome.reason.value, error=outcome.error)
         return outcome
