@@ -13,7 +13,7 @@ from paceline.lab.processes import LabError
 STEP_WAIT_S = 30.0
 SETTLE_S = 0.05  # between the mark "inside" and the freeze: the rank then waits in the operation
 POLL_S = 0.005
-LATE_STEPS = 3  # S1: the slow rank loses three healthy steps in each step
+LATE_STEPS = 4  # S1: the slow rank loses four healthy steps in each step
 
 OPERATIONS_PER_STEP = 8  # tensor-parallel all_reduces of a rank: 2 blocks, 2 microbatches, both directions
 

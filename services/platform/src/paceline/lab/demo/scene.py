@@ -23,6 +23,10 @@ from paceline.runtime.telemetry import configure_telemetry
 FIRST_STEP_S_MAX = 120.0
 POLL_S = 0.1
 JOB = "demo"
+LAG_FLOOR_VARIABLE = "PACELINE_DETECTOR_SLOW_LAG_FLOOR_MS"
+# Eight ranks and the whole platform share the cores of one machine: the scheduler alone makes a rank late
+# by 20 to 50 ms, the detector's floor for machines that a job has for itself.
+LAG_FLOOR_MS = 60.0
 
 Act = Callable[[], Awaitable[None]]
 
@@ -47,6 +51,8 @@ class Scene:
         self.platform = LocalPlatform(home, port=chosen, durable=False)
         # Webhooks go to no loopback address by default; the demo's own receiver is there.
         self.platform.export("PACELINE_NOTIFIER_ALLOWED_NETWORKS", "127.0.0.1/32")
+        if LAG_FLOOR_VARIABLE not in os.environ:
+            self.platform.export(LAG_FLOOR_VARIABLE, str(LAG_FLOOR_MS))
         self.job = DemoJob(home, f"{JOB}-{secrets.token_hex(4)}")
         self._quiet = quiet
 
