@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from opentelemetry.trace import SpanKind
-
 from paceline.contracts.events import IncidentEvent
 from paceline.contracts.schemas import ContractError, load_json
 from paceline.notifier.alertmanager import AlertmanagerPusher
@@ -27,7 +25,7 @@ from paceline.runtime.clock import Clock
 from paceline.runtime.logging import get_logger
 from paceline.runtime.metrics import count, gauge, observe
 from paceline.runtime.retry import Backoff
-from paceline.runtime.telemetry import current_traceparent, span
+from paceline.runtime.telemetry import SpanKind, current_traceparent, span
 from paceline.store import Database, is_transient
 from paceline.store.models.delivery import Delivery
 from paceline.store.repositories.deliveries import DeliveryRepository, EndpointRepository
@@ -193,10 +191,16 @@ class Dispatcher:
                 await self._clock.sleep(RECORD_BACKOFF.delay_s(attempt))
         count("paceline.webhook.deliveries", integration=delivery.channel, outcome=outcome.reason.value)
         log.info(
-            "delivery_attempted", delivery=delivery.id, channel=delivery.channel, event_type=delivery.event_type,
-            incident=delivery.incident_id, attempt=delivery.attempts_count, outcome=outcome.reason.value,
-            status=status, error=outcome.error,
-        )  # fmt: skip
+            "delivery_attempted",
+            delivery=delivery.id,
+            channel=delivery.channel,
+            event_type=delivery.event_type,
+            incident=delivery.incident_id,
+            attempt=delivery.attempts_count,
+            outcome=outcome.reason.value,
+            status=status,
+            error=outcome.error,
+        )
 
     async def _wait(self) -> None:
         try:

@@ -25,6 +25,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from paceline.runtime.settings import TelemetrySettings
 
+__all__ = ["SpanKind", "Telemetry", "configure_telemetry", "current_traceparent", "span"]
+
 SHUTDOWN_MS_MAX = 3_000
 _PROPAGATOR = TraceContextTextMapPropagator()
 
