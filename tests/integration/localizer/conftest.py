@@ -80,6 +80,7 @@ class FakeJob:
         return replace(
             batch,
             job=self.name,
+            episode=f"epi-{self.name}",
             seq=self._seq,
             sampled_ns=now,
             sampled_unix_ns=1_700_000_000 * SECOND_NS + now,

@@ -240,6 +240,20 @@ class TestRestart:
         (end,) = after.apply(clear(20.0))
         assert (end.record.resolved, end.record.episode) == (True, first.record.episode)
 
+    def test_signals_that_come_again_after_the_end_open_nothing(self, hung: SimulatedJob) -> None:
+        before = LocalizerCore()
+        register(before, hung)
+        feed(before, hung)
+        (end,) = before.apply(clear(20.0))
+        after = LocalizerCore()
+        register(after, hung)
+        after.note_published(end.record)
+        assert feed(after, hung, 10.0) == []
+        assert after.apply(clear(20.0)) == []
+        assert after.decisions["replayed"] >= 1
+        (again,) = feed(after, hung, 30.0)
+        assert again.record.episode != end.record.episode
+
     def test_resolved_stays_resolved(self, hung: SimulatedJob) -> None:
         before = LocalizerCore()
         register(before, hung)

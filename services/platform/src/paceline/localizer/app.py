@@ -14,7 +14,7 @@ from paceline.contracts.verdicts import VerdictRecord
 from paceline.localizer.core import LocalizerCore, Published
 from paceline.localizer.memory import Registry
 from paceline.localizer.settings import LocalizerSettings
-from paceline.runtime.app import BackgroundTasks, Readiness
+from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.cloud_events import decode_event
 from paceline.runtime.consumer import Consumer
@@ -87,7 +87,7 @@ class LocalizerApp:
         await self._producer.stop()
 
     async def crashed(self) -> BaseException:
-        return await self._tasks.crashed()
+        return await first_crash(self._tasks, self._signals, self._jobs, self._health, self._verdicts)
 
     def readiness(self) -> Readiness:
         return self._signals.readiness()

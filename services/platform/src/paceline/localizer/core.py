@@ -35,6 +35,9 @@ class _Key:
     slow: bool
 
 
+_EpisodeKey = tuple[str, str, str]  # job, attempt, episode
+
+
 class LocalizerCore:
     """All jobs of one localizer instance."""
 
@@ -51,7 +54,7 @@ class LocalizerCore:
         self.decisions: Counter[str] = Counter()
         self._health_wait_s = health_wait_s
         self._episodes: dict[_Key, Episode] = {}
-        self._published: dict[str, VerdictRecord] = {}  # newest record of an episode, bundle left out
+        self._published: dict[_EpisodeKey, VerdictRecord] = {}  # newest of an episode, bundle left out
         self._deaths: dict[tuple[str, str], tuple[float, HealthEvent]] = {}  # due time, first event
         self._cleared_s: dict[tuple[str, str], float] = {}  # when a stall of the attempt was called over
         self._now_s = 0.0  # newest time that we were told
@@ -85,7 +88,7 @@ class LocalizerCore:
 
     def note_published(self, record: VerdictRecord) -> None:
         """A verdict found in the topic: after a restart the episode goes on where it was."""
-        known = self._published.get(record.episode)
+        known = self._published.get((record.job, record.attempt, record.episode))
         if known is None or (record.revision, record.resolved) > (known.revision, known.resolved):
             self._remember(replace(record, evidence_bundle=""))
 
@@ -105,6 +108,9 @@ class LocalizerCore:
         key = _Key(batch.job, batch.attempt, batch.kind is BatchKind.SLOW)
         if key.slow and _Key(batch.job, batch.attempt, False) in self._episodes:
             return []  # while the job stands still, slow rounds are old news
+        if key not in self._episodes and self._is_over_already(batch):
+            self.decisions["replayed"] += 1
+            return []
         episode = self._open(key, batch.episode, batch.sampled_ns)
         episode.signals.add((batch.shard, batch.episode))
         return self._judge(key, episode, batch)
@@ -138,10 +144,11 @@ class LocalizerCore:
             self.decisions["episodes_full"] += 1
         # The first signal in the log names the episode; those of other shards join it.
         name = signal_episode or derived_id("epi", key.job, key.attempt, key.slow, now_ns)
-        known = self._published.get(name)
+        known = self._published.get((key.job, key.attempt, name))
         if known is not None and known.resolved:
-            name = derived_id("epi", name, known.revision)  # the same round stands still once more
-            known = self._published.get(name)
+            # The same round stands still once more.
+            name = derived_id("epi", name, known.revision)
+            known = self._published.get((key.job, key.attempt, name))
         episode = Episode(name, key.slow, 0.0)
         if known is not None:
             episode.revision, episode.verdict = known.revision, known.verdict
@@ -236,6 +243,11 @@ class LocalizerCore:
                 outputs.append(self._record(memory, episode, batch.sampled_unix_ns / 1e9, None, None))
         return outputs
 
+    def _is_over_already(self, batch: Batch) -> bool:
+        """A signal that comes again after the end of its episode was published."""
+        known = self._published.get((batch.job, batch.attempt, batch.episode))
+        return known is not None and known.resolved and batch.sampled_unix_ns / 1e9 <= known.judged_unix_s
+
     def _note_cleared(self, job: str, attempt: str) -> None:
         self._cleared_s.pop((job, attempt), None)
         self._cleared_s[(job, attempt)] = self._now_s
@@ -244,7 +256,7 @@ class LocalizerCore:
 
     def _revive(self, key: _Key, batch: Batch) -> Episode | None:
         """The episode of a CLEAR that came while we were away."""
-        known = self._published.get(batch.episode)
+        known = self._published.get((batch.job, batch.attempt, batch.episode))
         if known is None or known.resolved or known.verdict.verdict_class.is_slow != key.slow:
             return None
         episode = Episode(known.episode, key.slow, known.stalled_unix_s)
@@ -261,8 +273,9 @@ class LocalizerCore:
         return not episode.signals
 
     def _remember(self, record: VerdictRecord) -> None:
-        self._published.pop(record.episode, None)
-        self._published[record.episode] = record
+        key = (record.job, record.attempt, record.episode)
+        self._published.pop(key, None)
+        self._published[key] = record
         while len(self._published) > EPISODES_MAX:
             self._published.pop(next(iter(self._published)))
 
