@@ -158,9 +158,8 @@ def test_a_description_that_raises_disables_and_counts(page: Any) -> None:
     assert "no such thing" in rig.guard.reason
 
 
-def test_followed_is_bounded() -> None:
-    followed = Followed()
-    assert all(followed.add(ticket) for ticket in range(FOLLOWED_MAX))
-    assert not followed.add(FOLLOWED_MAX)
-    followed.remove(0)
-    assert followed.add(FOLLOWED_MAX)
+def test_followed_is_bounded(page: Any) -> None:
+    rig, work = Rig(page), Work(Future())
+    rig.followed.update(dict.fromkeys(range(FOLLOWED_MAX), True))
+    assert rig.watch.issued(rig.enter(), False, work) == ("wrapped", work), "its end is seen in its own wait"
+    assert len(rig.followed) == FOLLOWED_MAX

@@ -16,8 +16,11 @@ Keywords = Mapping[str, Any]
 Describe = Callable[[Arguments, Keywords], Description]
 
 NO_PEER = -1
+SUM = int(ReduceOp.SUM)
+ALL_REDUCE = int(Function.ALL_REDUCE)
 ANY_PEER = -2
 POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})  # methods whose gloo Work has no future
+_LISTS = (list, tuple)
 MONITORED = 1  # signature count that tells monitored_barrier from barrier
 
 _DTYPE_NAMES = {
@@ -84,10 +87,10 @@ class Describer:
     def size(self, value: Any) -> tuple[int, int, int]:
         """(dtype, elements, bytes) of a tensor, a list of tensors or a list of lists of them."""
         kind = type(value)
-        while (kind is list or kind is tuple) and len(value) == 1:
+        while kind in _LISTS and len(value) == 1:
             value = value[0]
             kind = type(value)
-        if kind is not list and kind is not tuple:
+        if kind not in _LISTS:
             count = value.numel()
             return self.dtypes.get(value.dtype, 0), count, count * value.element_size()
         dtype = count = nbytes = 0
@@ -100,14 +103,18 @@ class Describer:
     def reduce_op(self, options: Any) -> int:
         """Code of a ReduceOp, of its enum, or of the options that hold one; SUM where it is not said."""
         if options is None:
-            return int(ReduceOp.SUM)
+            return SUM
         op = getattr(options, "reduceOp", options)
         return self.reduce_ops.get(int(getattr(op, "op", op)), 0)
 
     def all_reduce(self, arguments: Arguments, keywords: Keywords) -> Description:
-        dtype, count, nbytes = self.size(_argument(arguments, keywords, 0, *_FIRST))
-        op = self.reduce_op(_argument(arguments, keywords, 1, "opts", "op"))
-        return Function.ALL_REDUCE, dtype, op, NO_PEER, count, nbytes, count
+        if len(arguments) == 2:  # what DDP and dist.all_reduce pass; most calls of most jobs
+            tensors, options = arguments
+        else:
+            tensors = _argument(arguments, keywords, 0, *_FIRST)
+            options = _argument(arguments, keywords, 1, "opts", "op")
+        dtype, count, nbytes = self.size(tensors)
+        return ALL_REDUCE, dtype, self.reduce_op(options), NO_PEER, count, nbytes, count
 
     def broadcast(self, arguments: Arguments, keywords: Keywords) -> Description:
         dtype, count, nbytes = self.size(_argument(arguments, keywords, 0, *_FIRST))

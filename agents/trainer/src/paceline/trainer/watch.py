@@ -13,29 +13,16 @@ UNSEEN = -1
 FOLLOWED_MAX = 65_536  # operations whose end is awaited, all communicators together
 
 
-class Followed:
-    """Operations whose end torch will report from a thread of its own.
+class Followed(dict[int, bool]):
+    """Tickets of operations whose end torch will report from a thread of its own.
 
     Such a report while the interpreter is being finalized would abort the process (a thread that
     asks for the GIL then is ended inside C++), so the end of the process waits for them. torch
-    itself waits for the same operations a moment later, when the groups are destroyed.
+    itself waits for the same operations a moment later, when the groups are destroyed. A plain
+    dict, since its single operations are atomic and cost no Python frame.
     """
 
-    def __init__(self) -> None:
-        self._tickets: dict[int, bool] = {}
-
-    def add(self, ticket: int) -> bool:
-        """False where too many are followed already."""
-        if len(self._tickets) >= FOLLOWED_MAX:
-            return False
-        self._tickets[ticket] = True
-        return True
-
-    def remove(self, ticket: int) -> None:
-        self._tickets.pop(ticket, None)
-
-    def __len__(self) -> int:
-        return len(self._tickets)
+    __slots__ = ()
 
 
 WrapWork = Callable[[Any, Callable[[bool], None], Followed], Any]
@@ -138,27 +125,27 @@ class Watch:
 
     def _follow(self, ticket: int, work: Any) -> bool:
         """Have torch call back when `work` ends, which it does before `work.wait()` returns."""
-        followed = self._followed
-        if not followed.add(ticket):
+        followed, complete, guard = self._followed, self._complete, self.guard
+        if len(followed) >= FOLLOWED_MAX:
             return False
-        complete, guard = self._complete, self.guard
 
         def settle(future: Any) -> None:
             try:
+                future.value()
                 failed = False
-                try:
-                    future.value()
-                except Exception:
-                    failed = True
+            except Exception:
+                failed = True
+            try:
                 complete(ticket, failed)
             except Exception as error:
                 guard.trip("complete", error)
-            followed.remove(ticket)
+            followed.pop(ticket, None)
 
+        followed[ticket] = True
         try:
             work.get_future().add_done_callback(settle)
         except RuntimeError:  # gloo's send, receive and reduce_scatter have no future
-            followed.remove(ticket)
+            followed.pop(ticket, None)
             return False
         return True
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.trainer.operations import POINT_TO_POINT, Describe
-from paceline.trainer.watch import UNSEEN, Followed
+from paceline.trainer.watch import FOLLOWED_MAX, UNSEEN, Followed
 
 WATCH = "paceline_watch"
 _MIRRORED = ("_register_backend", "_set_default_backend", "_set_group_name", "_set_group_desc")
@@ -148,9 +148,10 @@ def make_work_class(base: Any) -> Any:
 
         def settle(done: Any) -> None:
             _report(self, _has_failed(done))
-            followed.remove(token)
+            followed.pop(token, None)
 
-        if self.paceline_finish is not None and followed.add(token):  # its owner may never wait now
+        if self.paceline_finish is not None and len(followed) < FOLLOWED_MAX:  # its owner may never wait now
+            followed[token] = True
             future.add_done_callback(settle)
         return future
 
