@@ -12,7 +12,7 @@ from paceline.contracts.topics import DETECTOR_STATE, FRAMES, HEALTH, JOBS, SIGN
 from paceline.detector.core import BlockKey, DetectorCore, Forgotten, Output, Placed, Signal
 from paceline.detector.settings import DetectorSettings
 from paceline.detector.state import SnapshotShelf, StoredSnapshot, load_held
-from paceline.runtime.app import BackgroundTasks, Readiness
+from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.cloud_events import decode_event
 from paceline.runtime.consumer import Consumer
@@ -98,7 +98,7 @@ class DetectorApp:
         await self._producer.stop()
 
     async def crashed(self) -> BaseException:
-        return await self._tasks.crashed()
+        return await first_crash(self._tasks, self._frames, self._states, self._jobs, self._signals)
 
     def readiness(self) -> Readiness:
         return self._frames.readiness()

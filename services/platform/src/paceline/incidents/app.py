@@ -12,7 +12,7 @@ from paceline.incidents.registry import check_communicator, check_job, check_nod
 from paceline.incidents.retention import clean
 from paceline.incidents.settings import IncidentsSettings
 from paceline.incidents.verdicts import VerdictContext, apply_verdict
-from paceline.runtime.app import BackgroundTasks, Readiness
+from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.cloud_events import EventHeaders, decode_event, decode_headers
 from paceline.runtime.consumer import Consumer
@@ -80,7 +80,7 @@ class IncidentsApp:
         await self._database.stop()
 
     async def crashed(self) -> BaseException:
-        return await self._tasks.crashed()
+        return await first_crash(self._tasks, *self._consumers)
 
     def readiness(self) -> Readiness:
         for consumer in self._consumers:

@@ -19,7 +19,7 @@ from paceline.notifier.intake import (
     run_stages,
 )
 from paceline.notifier.settings import NotifierSettings
-from paceline.runtime.app import BackgroundTasks, Readiness
+from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.cloud_events import EventHeaders
 from paceline.runtime.consumer import Consumer
@@ -95,7 +95,7 @@ class NotifierApp:
         await self._database.stop()
 
     async def crashed(self) -> BaseException:
-        return await self._tasks.crashed()
+        return await first_crash(self._tasks, self._consumer)
 
     def readiness(self) -> Readiness:
         return self._consumer.readiness()

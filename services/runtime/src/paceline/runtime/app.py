@@ -42,16 +42,37 @@ class Watched(Protocol):
         ...
 
 
+async def first_crash(*sources: Watched) -> BaseException:
+    """The cause of the first of `sources` that cannot go on."""
+    waits = [asyncio.create_task(source.crashed(), name="first-crash") for source in sources]
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody cancels the current task. False for a CancelledError that comes from inside:
+    aiokafka hands the cancellation of its own tasks on to whoever waits for them."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 class BackgroundTasks:
     """The long-running tasks of one app: none is lost by the garbage collector, none dies unseen."""
 
     def __init__(self) -> None:
+        self._cancelling = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._cause: BaseException | None = None
         self._crash = asyncio.Event()
 
     def spawn(self, name: str, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run `work` until `cancel`; an exception that leaves it is a crash of the app."""
+        """Run `work` until `cancel`; an exception that leaves it is a crash of the app, and so is a
+        cancellation that we did not ask for."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -69,12 +90,20 @@ class BackgroundTasks:
     async def cancel(self) -> None:
         """Cancel all and wait for them; what they raise meanwhile is dropped."""
         tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._cancelling = True
+        try:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            self._cancelling = False
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and self._cause is None:
-            self._cause = error
+        error = asyncio.CancelledError(f"{task.get_name()} was cancelled") if task.cancelled() else None
+        if error is not None and self._cancelling:
+            return
+        cause = error or task.exception()
+        if cause is not None and self._cause is None:
+            self._cause = cause
             self._crash.set()

@@ -7,6 +7,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from paceline.contracts.topics import TOPICS
+from paceline.runtime.app import is_being_cancelled
 from paceline.runtime.clock import Clock
 from paceline.runtime.kafka import KafkaUnavailable, client_options, create_topics
 from paceline.runtime.logging import get_logger
@@ -74,18 +75,17 @@ class ProducerConnection:
                     await create_topics(self._settings, TOPICS)
                 client = self._make()
                 await client.start()
-            except Exception as error:  # nobody awaits this task: it must not end without a client
+            except (Exception, asyncio.CancelledError) as error:
+                # Nobody awaits this task: it must not end without a client, only with its owner.
                 if client is not None:
                     await close_producer(client, 0.0)
+                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                    raise
                 if attempt in (0, 5, 50):
-                    log.warning("kafka_unreachable", producer=self._name, error=str(error), attempt=attempt)
+                    log.warning("kafka_unreachable", producer=self._name, error=repr(error), attempt=attempt)
                 await self._clock.sleep(CONNECT_BACKOFF.delay_s(attempt))
                 attempt += 1
                 continue
-            except asyncio.CancelledError:
-                if client is not None:
-                    await close_producer(client, 0.0)
-                raise
             self._client = client
             self._up.set()
             self._on_up()

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from aiokafka.errors import KafkaError
 
 from paceline.contracts.topics import Topic
-from paceline.runtime.app import BackgroundTasks, Readiness
+from paceline.runtime.app import BackgroundTasks, Readiness, is_being_cancelled
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.dead_letters import DeadLetterBox
 from paceline.runtime.handling import Abandoned, BatchRunner, Handle, describe
@@ -136,6 +136,10 @@ class Consumer:
                 reason = describe(error)
                 if not isinstance(error, EXPECTED):
                     log.error("consumer_failed", consumer=self.name, exc_info=error)
+            except asyncio.CancelledError:
+                if is_being_cancelled():
+                    raise
+                reason = "cancelled: the client gave its own work up"
             finally:
                 self._connected = False
                 await session.close()

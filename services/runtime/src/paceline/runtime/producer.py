@@ -22,7 +22,7 @@ from aiokafka.errors import (
 
 from paceline.contracts.events import SOURCE_PREFIX
 from paceline.contracts.topics import Topic
-from paceline.runtime.app import BackgroundTasks, Readiness
+from paceline.runtime.app import BackgroundTasks, Readiness, is_being_cancelled
 from paceline.runtime.buffer import NewestWins, Outgoing
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.cloud_events import Header, encode_event
@@ -180,8 +180,11 @@ class Producer:
                 future = await client.send(
                     record.topic, record.value, record.key, headers=list(record.headers)
                 )
-            except (*REFUSED, KafkaError, OSError) as error:
+            except (*REFUSED, KafkaError, OSError, asyncio.CancelledError) as error:
                 self._lossy_settled()
+                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                    self._put_back(record, error)
+                    raise
                 await self._lossy_failed(record, error, client)
             else:
                 future.add_done_callback(lambda done, record=record: self._lossy_done(record, done))
@@ -256,8 +259,11 @@ class Producer:
             self._release(size_bytes)
             await self._durable.replace(client)
             raise KafkaUnavailable(f"{topic}: {error!r} from Kafka at {self._settings.bootstrap}") from error
-        except BaseException:
+        except BaseException as error:
             self._release(size_bytes)
+            if isinstance(error, asyncio.CancelledError) and not is_being_cancelled():
+                await self._durable.replace(client)
+                raise KafkaUnavailable(f"{topic}: the client gave its own work up") from error
             raise
 
         def settled(done: "asyncio.Future[object]") -> None:
@@ -277,6 +283,8 @@ class Producer:
             # the caller would add one more copy to be delivered when Kafka is back.
             await self._durable.replace(client)
             raise self._unavailable(topic, limit_s, "not acknowledged")
+        if future.cancelled():
+            raise KafkaUnavailable(f"{topic.name}: the client gave the record up")
         error = future.exception()
         if error is None:
             return

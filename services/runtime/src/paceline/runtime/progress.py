@@ -65,6 +65,8 @@ class ProgressWatch:
         if ends is None:
             return Progress.UNREACHABLE if now_s - answered_s >= self.stuck_s else Progress.WAITING
         behind = [part for part, position in positions.items() if position < ends.get(part, 0)]
+        # A partition without news does not stand still: its time runs from the first record ahead.
+        self._moved_s |= dict.fromkeys(positions.keys() - behind, now_s)
         if any(now_s - self._moved_s[part] >= self.stuck_s for part in behind):
             return Progress.STUCK
         if moved:

@@ -7,6 +7,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import KafkaError
 
 from paceline.contracts.topics import Topic
+from paceline.runtime.app import is_being_cancelled
 from paceline.runtime.handling import Abandoned
 from paceline.runtime.kafka import client_options, create_topics
 from paceline.runtime.logging import get_logger
@@ -104,16 +105,16 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def close(self) -> None:
         """Commit what was handled and leave; bounded, whatever Kafka does."""
-        try:
-            async with asyncio.timeout(CLOSE_S_MAX):
-                await self.commit()
-        except TimeoutError:
-            pass
-        try:
-            async with asyncio.timeout(CLOSE_S_MAX):
-                await self._consumer.stop()
-        except (TimeoutError, KafkaError, OSError) as error:
-            log.warning("consumer_close_failed", consumer=self._name, error=repr(error))
+        for step in (self.commit, self._consumer.stop):
+            try:
+                async with asyncio.timeout(CLOSE_S_MAX):
+                    await step()
+            except (TimeoutError, KafkaError, OSError) as error:
+                log.warning("consumer_close_failed", consumer=self._name, error=repr(error))
+            except asyncio.CancelledError as error:
+                if is_being_cancelled():
+                    raise
+                log.warning("consumer_close_failed", consumer=self._name, error=repr(error))
 
     async def poll(self) -> list[Record]:
         """The next records, an empty list after `poll_s`."""
