@@ -8,10 +8,11 @@ import pytest
 
 from paceline.contracts.batch import Batch, BatchKind, encode_batch
 from paceline.contracts.events import EventType
-from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
+from paceline.contracts.registry import HealthEvent
 from paceline.contracts.topics import DEAD_LETTERS, HEALTH, JOBS, SIGNALS, VERDICTS
 from paceline.contracts.verdicts import VerdictRecord
 from paceline.localizer import LocalizerSettings
+from paceline.localizer.memory import Registry
 from paceline.runtime.cloud_events import decode_event
 from paceline.runtime.consumer import Consumer
 from paceline.runtime.options import ConsumerOptions, Start
@@ -63,16 +64,16 @@ class FakeJob:
 
     async def register(self) -> None:
         record, nodes, comms = self.injection.job.registry()
-        for item in (record, *nodes, *comms):
-            mine = replace(item, job=self.name)
-            kind = {
-                JobRecord: EventType.JOB_RECORD,
-                NodeRecord: EventType.NODE_RECORD,
-                CommunicatorRecord: EventType.COMMUNICATOR_RECORD,
-            }[type(mine)]
-            part = getattr(mine, "node", "") or getattr(mine, "communicator", "")
-            key = f"{self.name}:{part}" if part else self.name
-            await self.producer.send_event(JOBS, key, kind, mine, event_id=secrets.token_hex(8))
+        events: list[tuple[EventType, str, Registry]] = [
+            (EventType.JOB_RECORD, self.name, replace(record, job=self.name)),
+            *((EventType.NODE_RECORD, f"{self.name}:{n.node}", replace(n, job=self.name)) for n in nodes),
+            *(
+                (EventType.COMMUNICATOR_RECORD, f"{self.name}:{c.communicator}", replace(c, job=self.name))
+                for c in comms
+            ),
+        ]
+        for kind, key, item in events:
+            await self.producer.send_event(JOBS, key, kind, item, event_id=secrets.token_hex(8))
 
     def _stamp(self, batch: Batch) -> Batch:
         self._seq += 1

@@ -1,14 +1,19 @@
 """The localizer on a real Kafka: verdict, resolution, restart, garbage on every topic, deaths."""
 
+from typing import Any
+
 from paceline.contracts.registry import HealthEvent, HealthKind
 from paceline.contracts.topics import HEALTH, JOBS, SIGNALS
 from paceline.contracts.verdicts import VerdictClass
-from paceline.localizer import LocalizerApp
+from paceline.localizer import LocalizerApp, LocalizerSettings
+from paceline.runtime.producer import Producer
 
 WAIT_S = 45
 
 
-async def test_hang_becomes_one_verdict_and_is_resolved(settings, fake_job, ear, eventually):
+async def test_hang_becomes_one_verdict_and_is_resolved(
+    settings: LocalizerSettings, fake_job: Any, ear: Any, eventually: Any
+) -> None:
     job = fake_job()
     await job.register()
     app = LocalizerApp(settings)
@@ -30,7 +35,9 @@ async def test_hang_becomes_one_verdict_and_is_resolved(settings, fake_job, ear,
         await app.stop()
 
 
-async def test_restart_in_a_hang_publishes_nothing_twice_and_resolves(settings, fake_job, ear, eventually):
+async def test_restart_in_a_hang_publishes_nothing_twice_and_resolves(
+    settings: LocalizerSettings, fake_job: Any, ear: Any, eventually: Any
+) -> None:
     job = fake_job()
     await job.register()
     first = LocalizerApp(settings)
@@ -52,8 +59,8 @@ async def test_restart_in_a_hang_publishes_nothing_twice_and_resolves(settings, 
 
 
 async def test_garbage_on_every_topic_becomes_dead_letters_and_stops_nothing(
-    settings, producer, fake_job, ear, eventually
-):
+    settings: LocalizerSettings, producer: Producer, fake_job: Any, ear: Any, eventually: Any
+) -> None:
     job = fake_job("h2_op")
     app = LocalizerApp(settings)
     await app.start()
@@ -76,7 +83,9 @@ async def test_garbage_on_every_topic_becomes_dead_letters_and_stops_nothing(
         await app.stop()
 
 
-async def test_death_without_a_signal(settings, fake_job, ear, eventually):
+async def test_death_without_a_signal(
+    settings: LocalizerSettings, fake_job: Any, ear: Any, eventually: Any
+) -> None:
     job = fake_job()
     await job.register()
     app = LocalizerApp(settings)

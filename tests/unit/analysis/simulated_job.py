@@ -6,8 +6,9 @@ stands still is written as the rows an agent would send, through the real codec.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 
@@ -151,6 +152,11 @@ def program(shape: Shape, rank: int, steps: int) -> list[Call]:
     return [call for call in calls if call.group in groups]
 
 
+def plain(row: np.ndarray) -> np.void:
+    """The one row of a zero-dimensional array."""
+    return cast(np.void, row[()])
+
+
 class SimulatedJob:
     """Runs to the fixed point; afterwards `rows` and `evidence` show what agents would report."""
 
@@ -209,8 +215,8 @@ class SimulatedJob:
                     done = self.ranks[rank].open.pop(0)
                     self.ranks[rank].completed[name] = done.number
                     self.ranks[rank].history.append(done)
-        for number, rank in enumerate(self.ranks):
-            moved |= self._complete_pair(number, rank)
+        for number, sender in enumerate(self.ranks):
+            moved |= self._complete_pair(number, sender)
         return moved
 
     def _head(self, number: int, group: str) -> Open | None:
@@ -275,7 +281,7 @@ class SimulatedJob:
             row["head_issue"], row["head_age_ms"] = heads[0].issue, self.age_ms(heads[0])
         if shown:
             self._describe(row, shown.call)
-        return row[()]
+        return plain(row)
 
     def _describe(self, row: np.ndarray, call: Call) -> None:
         row["function"], row["dtype"], row["reduce_op"] = call.function, call.dtype, call.reduce_op
@@ -298,7 +304,7 @@ class SimulatedJob:
             row["state"] = OpState.COMPLETED if done else OpState.ENTERED
             row["duration_ns"] = 1_000_000 if done else 0
             row["age_ms"] = self.age_ms(item)
-            yield row[()]
+            yield plain(row)
 
     def _peer_rows(self, number: int, name: str) -> Iterator[np.void]:
         rank = self.ranks[number]
@@ -315,7 +321,7 @@ class SimulatedJob:
                     if same and row["head_issue"][direction] == 0:
                         row["head_issue"][direction] = item.issue
                         row["head_age_ms"][direction] = self.age_ms(item)
-            yield row[()]
+            yield plain(row)
 
     def _process_row(self, number: int, communicators: int) -> np.void:
         row = np.zeros((), PROCESS_ROW)
@@ -325,7 +331,7 @@ class SimulatedJob:
         row["host_wait_rank"] = -1
         for key, value in self.process.get(number, {}).items():
             row[key] = value
-        return row[()]
+        return plain(row)
 
     def batches(self, shards: int = 2, hidden: Sequence[int] = (), lost_rows: float = 0.0) -> list[Batch]:
         """Signal batches of all shards, through the codec; `hidden` ranks report nothing."""
@@ -340,11 +346,11 @@ class SimulatedJob:
                             keep = [row for row in rows if self.random.random() >= lost_rows]
                         tables[kind] += keep
             packed = {kind: np.array(rows) for kind, rows in tables.items() if rows}
-            kind = BatchKind.STALLED if shard == 0 else BatchKind.STATE
-            plain = Batch(
-                kind, JOB, ATTEMPT, f"detector-{shard}", shard, shards, 1, 1, 1, packed, episode="e"
+            signal = BatchKind.STALLED if shard == 0 else BatchKind.STATE
+            batch = Batch(
+                signal, JOB, ATTEMPT, f"detector-{shard}", shard, shards, 1, 1, 1, packed, episode="e"
             )
-            batches.append(decode_batch(encode_batch(plain)))
+            batches.append(decode_batch(encode_batch(batch)))
         return batches
 
     def registry(self) -> tuple[JobRecord, list[NodeRecord], list[CommunicatorRecord]]:
@@ -415,7 +421,7 @@ COLLECTIVES = (Function.ALL_REDUCE, Function.ALL_GATHER, Function.REDUCE_SCATTER
 
 def inject(kind: str, job: SimulatedJob) -> Injection:
     """Apply fault `kind` to a random rank and run to the end."""
-    maker = {
+    makers: dict[str, Callable[[SimulatedJob], Injection]] = {
         "none": _none,
         "h1": lambda job: _halt(job, 1),
         "h1x2": lambda job: _halt(job, 2),
@@ -432,8 +438,8 @@ def inject(kind: str, job: SimulatedJob) -> Injection:
         "dead": _kill,
         "p2p_send": lambda job: _skip_pair(job, Function.SEND),
         "p2p_recv": lambda job: _skip_pair(job, Function.RECV),
-    }[kind]
-    return maker(job)
+    }
+    return makers[kind](job)
 
 
 def _none(job: SimulatedJob) -> Injection:

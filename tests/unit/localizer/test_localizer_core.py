@@ -11,7 +11,7 @@ from paceline.contracts.codes import ExitKind, ProcessState
 from paceline.contracts.registry import HealthEvent, HealthKind, JobState
 from paceline.contracts.verdicts import RootKind, SubReason, VerdictClass
 from paceline.localizer.core import LocalizerCore, Published
-from paceline.localizer.memory import MemoryBounds
+from paceline.localizer.memory import MemoryBounds, Registry
 from tests.unit.analysis.simulated_job import ATTEMPT, JOB, Shape, SimulatedJob, inject
 
 SHAPE = Shape(4, 2, 1)
@@ -20,7 +20,8 @@ SECOND_NS = 1_000_000_000
 
 def register(core: LocalizerCore, job: SimulatedJob) -> None:
     record, nodes, comms = job.registry()
-    for item in (record, *nodes, *comms):
+    items: list[Registry] = [record, *nodes, *comms]
+    for item in items:
         core.note_registry(item)
 
 

@@ -9,6 +9,7 @@ from paceline.contracts.registry import HealthEvent, HealthKind
 from paceline.contracts.verdicts import VerdictClass
 from paceline.localizer import core as core_module
 from paceline.localizer.core import TEARDOWN_S, LocalizerCore
+from paceline.localizer.memory import Registry
 from tests.unit.analysis.simulated_job import ATTEMPT, JOB, Shape, SimulatedJob, inject
 
 WAIT_S = 3.0
@@ -16,7 +17,8 @@ WAIT_S = 3.0
 
 def stalled(core: LocalizerCore, job: SimulatedJob) -> list[VerdictClass]:
     record, nodes, comms = job.registry()
-    for item in (record, *nodes, *comms):
+    items: list[Registry] = [record, *nodes, *comms]
+    for item in items:
         core.note_registry(item)
     published = [out for batch in job.batches(1) for out in core.apply(replace(batch, seq=7))]
     return [out.record.verdict.verdict_class for out in published]

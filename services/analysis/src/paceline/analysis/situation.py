@@ -11,6 +11,7 @@ from paceline.analysis.processes import Processes, read_processes
 from paceline.analysis.waits import Links, WaitGraph, build_graph, complete_pages
 from paceline.contracts.codes import HostWait
 
+SAMPLED_TOGETHER_MS = 1000  # ranks of a node are read within one sampling interval
 _ANYBODY = (HostWait.STORE, HostWait.BARRIER, HostWait.BOOTSTRAP)
 
 
@@ -177,6 +178,16 @@ class Situation:
     def oldest(self, ops: Ints) -> int:
         """The operation of `ops` that has waited longest; ties go to the lower index."""
         return int(ops[np.argmax(self.graph.age_ms[ops])])
+
+    def first_in_program(self, ops: Ints) -> int:
+        """Of the operations of `ops` that began to wait together, the one that comes first in the
+        program: its holders had issued least. Ages alone would not tell: ranks are sampled in turn.
+        """
+        graph = self.graph
+        together = ops[graph.age_ms[ops] >= int(graph.age_ms[ops].max()) - SAMPLED_TOGETHER_MS]
+        least = np.full(graph.ops, np.iinfo(np.uint64).max, np.uint64)
+        np.minimum.at(least, graph.holds.op, graph.holds.issue)
+        return int(together[np.argmin(least[together])])
 
     def comm_of_op(self, op: int) -> int:
         """Index of the communicator of an operation, -1 for host waits."""

@@ -49,7 +49,7 @@ def blame(situation: Situation, roots: Ints, reason: str, confidence: float) -> 
     evidence, lacks = situation.evidence, situation.stalled_lacks
     ops = np.unique(lacks.op[np.isin(lacks.rank, roots)])
     rounds = ops[ops < situation.graph.pair_base]  # a round says more than a pair: who else is inside
-    op = situation.oldest(rounds if len(rounds) else ops)
+    op = situation.first_in_program(rounds) if len(rounds) else situation.oldest(ops)
     here = np.intersect1d(situation.lacking(op), roots)
     first = int((here if len(here) else roots)[0])
     sub, owner, why = _finer(situation, first, op)

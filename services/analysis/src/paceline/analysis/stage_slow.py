@@ -104,22 +104,19 @@ def _table(
 
     Members without any round are left out; rounds that a reporting member lacks as well.
     """
-    bits = np.array([int(count).bit_length() for count in rows["count"]], np.int64)
     mine = (rows["comm"] == base["comm"]) & (rows["function"] == base["function"])
-    mine &= (rows["dtype"] == base["dtype"]) & (bits == int(base["bucket"]))
-    rows = rows[mine & (rows["duration_ns"] > 0) & (rows["round"] > 0)]
-    present = np.isin(members, rows["rank"])
-    order = members[present]
-    column = {int(rank): index for index, rank in enumerate(order)}
+    mine &= (rows["dtype"] == base["dtype"]) & (rows["duration_ns"] > 0) & (rows["round"] > 0)
+    rows = rows[mine]
+    bits = np.frexp(rows["count"].astype(np.float64))[1]  # bit length, exact up to 2^53 elements
+    rows = rows[(bits == int(base["bucket"])) & np.isin(rows["rank"], members)]
+    order = members[np.isin(members, rows["rank"])]
     numbers = np.unique(rows["round"])
     times = np.zeros((len(numbers), len(order)))
     waits = np.zeros_like(times)
-    at = np.searchsorted(numbers, rows["round"])
-    for line, row in zip(at, rows, strict=True):
-        place = column.get(int(row["rank"]))
-        if place is not None:
-            times[line, place] = row["duration_ns"]
-            waits[line, place] = row["recv_wait_us"]
+    by_rank = np.argsort(order)
+    line = np.searchsorted(numbers, rows["round"])
+    place = by_rank[np.searchsorted(order[by_rank], rows["rank"])] if len(rows) else line
+    times[line, place], waits[line, place] = rows["duration_ns"], rows["recv_wait_us"]
     whole = (times > 0).all(axis=1) if len(order) >= 2 else np.zeros(len(numbers), np.bool_)
     return numbers[whole].astype(np.int64), times[whole], waits[whole], order
 
