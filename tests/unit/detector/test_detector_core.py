@@ -111,6 +111,16 @@ class TestAttempts:
         assert log.core.held == {}
         assert log.core.refused["attempt_over"] == 2
 
+    def test_what_was_refused_is_told_once_over_all_blocks(self, log: Any, fake_job: Any) -> None:
+        job = fake_job()
+        sample = job.sample()
+        log.feed(sample)
+        log.feed(sample)
+        log.core.note_job(job_record(JobState.FINISHED, attempt="a0"))
+        log.feed([replace(job.batch("node0"), attempt="a0")])
+        assert log.core.take_refused() == {"attempt_over": 1, "duplicate": len(sample)}
+        assert log.core.take_refused() == {}
+
     def test_failed_job_keeps_its_suspicion(self, log: Any, fake_job: Any) -> None:
         job = fake_job()
         hang(log, job)

@@ -56,6 +56,7 @@ class DetectorApp:
         )
         self.shelf = SnapshotShelf(settings.snapshots_bytes_max)
         self.dropped_durable = 0
+        self._stored_ns = self.clock.monotonic_ns()
         self._tasks = BackgroundTasks()
         self._queue: asyncio.Queue[Durable] = asyncio.Queue(DURABLE_QUEUE_MAX)
         self._pending: dict[BlockKey, tuple[int, int]] = {}  # tick in flight: (seq, sent ns)
@@ -165,8 +166,7 @@ class DetectorApp:
                 self._enqueue(Durable(event=output))
             elif isinstance(output, Forgotten):
                 self._pending.pop(output.key, None)
-                for key in self.shelf.forget(output.key.text):
-                    self._enqueue(Durable(state_key=key))
+                self._bury(output.key.text)
 
     async def _send_signal(self, signal: Signal) -> None:
         headers = [("reason", signal.reason.name.lower().encode())]
@@ -202,6 +202,14 @@ class DetectorApp:
         gauge("paceline.detector.jobs", len({key.job for key in self.core.held}))
         communicators = sum(len(held.block.members.comms) for held in self.core.held.values())
         gauge("paceline.detector.communicators", communicators)
+        gauge("paceline.detector.snapshot_age", (now_ns - self._stored_ns) / 1e9)
+        self._tell_refused()
+
+    def _tell_refused(self) -> None:
+        for reason, number in self.core.take_refused().items():
+            count("paceline.frames.dropped", number, reason=reason)
+        for reason, number in self.shelf.take_lost().items():
+            count("paceline.kafka.dropped", number, topic=DETECTOR_STATE.name, reason=reason)
 
     # ------------------------------------------------------------------ state
 
@@ -209,13 +217,22 @@ class DetectorApp:
         while True:
             await self.clock.sleep(self.settings.snapshot_s)
             self._store(list(self.core.held))
+            self._stored_ns = self.clock.monotonic_ns()
+            self._expire(self.clock.unix_s() - self.settings.idle_job_s_max)
 
     def _store(self, keys: Sequence[BlockKey]) -> None:
         for key in keys:
             held = self.core.held[key]
             for record_key, value in self.shelf.put(held, self.clock.unix_s()):
                 self._enqueue(Durable(state_key=record_key, state=value))
-        gauge("paceline.detector.snapshot_age", 0.0)
+
+    def _expire(self, saved_before_unix_s: float) -> None:
+        for key in self.shelf.expired(saved_before_unix_s):
+            self._bury(key)
+
+    def _bury(self, key: str) -> None:
+        for record_key in self.shelf.forget(key):
+            self._enqueue(Durable(state_key=record_key))
 
     async def _assigned(self, assignment: Assignment) -> None:
         """Restore what is known of the partitions, then read on from where that knowledge ends."""

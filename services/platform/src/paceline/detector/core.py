@@ -12,6 +12,7 @@ from paceline.contracts.registry import HealthEvent, HealthKind, JobRecord, JobS
 
 T = TypeVar("T")
 ENDED_MAX = 4096  # attempts remembered as over, so that late records do not revive them
+FAILED_QUIET_NS = 10 * 10**9  # of a failed job without suspicion: nothing more will come
 OVER = frozenset({JobState.FINISHED, JobState.CANCELLED})
 _SIGNALS = {
     DecisionKind.STALLED: BatchKind.STALLED,
@@ -95,6 +96,7 @@ class DetectorCore:
         self.policy = policy
         self.held: dict[BlockKey, Held] = {}
         self.refused: Counter[str] = Counter()
+        self._attempts: dict[tuple[str, int], set[BlockKey]] = {}  # held blocks by (job, shard)
         self._jobs_max = jobs_max
         self._idle_ns = int(idle_job_s_max * 1e9)
         self._over: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -137,8 +139,24 @@ class DetectorCore:
         block = JobBlock(self.policy)
         block.world_size = self._worlds.get((batch.job, batch.attempt), 0)
         held = Held(key, batch.shards, record.partition, block, record.offset, record.offset)
-        self.held[key] = held
+        self._hold(held)
         return held
+
+    def _hold(self, held: Held) -> None:
+        self.held[held.key] = held
+        self._attempts.setdefault((held.key.job, held.key.shard), set()).add(held.key)
+
+    def _let_go(self, key: BlockKey) -> None:
+        self.held.pop(key, None)
+        attempts = self._attempts.get((key.job, key.shard), set())
+        attempts.discard(key)
+        if not attempts:
+            self._attempts.pop((key.job, key.shard), None)
+
+    def _other_attempts(self, held: Held) -> list[Held]:
+        """Blocks of the same job and shard; looked up, because this is asked for every record."""
+        keys = self._attempts.get((held.key.job, held.key.shard), set())
+        return [self.held[key] for key in keys if key != held.key]
 
     def _advance(self, held: Held, record: Placed) -> bool:
         """False for a record that a snapshot already contains."""
@@ -157,16 +175,10 @@ class DetectorCore:
 
     def _retire_elsewhere(self, held: Held, batches: Sequence[Batch]) -> None:
         """A node that reports a newer attempt has left the older ones."""
-        older = [
-            other
-            for other in self.held.values()
-            if other.key.job == held.key.job
-            and other.key.shard == held.key.shard
-            and other.first_offset < held.first_offset
-        ]
-        for other in older:
-            for batch in batches:
-                other.block.retire(batch.node)
+        for other in self._other_attempts(held):
+            if other.first_offset < held.first_offset:
+                for batch in batches:
+                    other.block.retire(batch.node)
 
     def _tick(self, record: Placed) -> list[Output]:
         tick = record.batch
@@ -177,19 +189,14 @@ class DetectorCore:
         decisions = held.block.tick(tick.node, tick.sampled_ns)
         if self._is_replaced(held):
             decisions = held.block.end(Reason.ATTEMPT_REPLACED)
-        elif held.failed and not held.block.suspicion.active and held.block.quiet_ns > 10**10:
+        elif held.failed and not held.block.suspicion.active and held.block.quiet_ns > FAILED_QUIET_NS:
             decisions = held.block.end(Reason.JOB_RECORD_ENDED)
         elif held.block.quiet_ns > self._idle_ns:
             decisions = [Decision(DecisionKind.ENDED, Reason.SILENT)]
         return self._publish(held, decisions, tick.sampled_ns, tick.sampled_unix_ns)
 
     def _is_replaced(self, held: Held) -> bool:
-        newer = any(
-            other.key.job == held.key.job
-            and other.key.shard == held.key.shard
-            and other.first_offset > held.first_offset
-            for other in self.held.values()
-        )
+        newer = any(other.first_offset > held.first_offset for other in self._other_attempts(held))
         return newer and held.block.is_left
 
     # ------------------------------------------------------------------ other topics
@@ -225,6 +232,15 @@ class DetectorCore:
             ) and held.key.shard != batch.shard:
                 held.block.ask()
 
+    def take_refused(self) -> Counter[str]:
+        """What was refused since the last call, by reason, over all blocks."""
+        taken, self.refused = self.refused, Counter()
+        for held in self.held.values():
+            for reason, number in held.block.refused.items():
+                taken[reason.name.lower()] += number
+            held.block.refused.clear()
+        return +taken
+
     # ------------------------------------------------------------------ ticks, partitions
 
     def make_ticks(self, sampled_ns: int, sampled_unix_ns: int, keys: Collection[BlockKey]) -> list[Batch]:
@@ -253,12 +269,13 @@ class DetectorCore:
         """Take over a block from a snapshot; one that we hold further along is kept."""
         known = self.held.get(held.key)
         if known is None or known.next_offset < held.next_offset:
-            self.held[held.key] = held
+            self._hold(held)
 
     def drop_partitions(self, partitions: Iterable[int]) -> None:
         """Forget the blocks of partitions that are no longer ours."""
         gone = set(partitions)
-        self.held = {key: held for key, held in self.held.items() if held.partition not in gone}
+        for key in [key for key, held in self.held.items() if held.partition in gone]:
+            self._let_go(key)
 
     # ------------------------------------------------------------------ outputs
 
@@ -268,7 +285,7 @@ class DetectorCore:
         outputs: list[Output] = []
         for decision in decisions:
             if decision.kind is DecisionKind.ENDED:
-                self.held.pop(held.key, None)
+                self._let_go(held.key)
                 outputs.append(Forgotten(held.key))
             elif decision.kind in _HEARTBEATS:
                 outputs.append(self._heartbeat(held, decision, sampled_unix_ns))

@@ -1,6 +1,8 @@
 """Snapshots of `paceline.detector-state.v1`: written by us, read whole, kept by record key."""
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from paceline.analysis.detection import DetectionPolicy
 from paceline.analysis.detection.snapshot import (
@@ -14,6 +16,7 @@ from paceline.analysis.detection.snapshot import (
 )
 from paceline.detector.core import BlockKey, Held
 
+EXPIRED_AT_ONCE_MAX = 100  # tombstones in one round, far below the bound of the queue they wait in
 _NUMBERS = ("shards", "partition", "next_offset", "first_offset", "signal_seq", "tick_seq", "sampled_unix_ns")
 
 
@@ -48,9 +51,8 @@ class SnapshotShelf:
     def take(self, record_key: str, value: bytes) -> None:
         """One record of the topic; an empty value is a tombstone. Garbage is counted."""
         key, _, number = record_key.rpartition(":")
-        self._record_keys.setdefault(key, set()).add(record_key)
         if not value:
-            self._record_keys[key].discard(record_key)
+            self._forget_record(key, record_key)
             if number == "0":
                 self._remove(key)
             return
@@ -59,6 +61,7 @@ class SnapshotShelf:
         except SnapshotError:
             self.unreadable += 1
             return
+        self._record_keys.setdefault(key, set()).add(record_key)
         stored = self._stored.get(key)
         if stored is not None and head.saved_unix_s < stored.head.saved_unix_s:
             return
@@ -94,6 +97,18 @@ class SnapshotShelf:
         self._remove(key)
         return sorted(self._record_keys.pop(key, set()))
 
+    def expired(self, saved_before_unix_s: float) -> list[str]:
+        """At most EXPIRED_AT_ONCE_MAX snapshots that nobody has renewed since: their detector is gone,
+        and no other would restore them. The compacted topic keeps them until somebody says so."""
+        old = (key for key, stored in self._stored.items() if stored.head.saved_unix_s < saved_before_unix_s)
+        return list(islice(old, EXPIRED_AT_ONCE_MAX))
+
+    def take_lost(self) -> Counter[str]:
+        """What was not kept since the last call, by reason."""
+        lost = +Counter({"shelf_full": self.dropped, "snapshot_unreadable": self.unreadable})
+        self.dropped = self.unreadable = 0
+        return lost
+
     def of_partition(self, partition: int, saved_after_unix_s: float) -> list[StoredSnapshot]:
         """Snapshots of blocks of one partition of the frames that are not too old to be useful."""
         return [
@@ -101,6 +116,12 @@ class SnapshotShelf:
             for stored in self._stored.values()
             if stored.head.partition == partition and stored.head.saved_unix_s >= saved_after_unix_s
         ]
+
+    def _forget_record(self, key: str, record_key: str) -> None:
+        names = self._record_keys.get(key, set())
+        names.discard(record_key)
+        if not names:
+            self._record_keys.pop(key, None)
 
     def _remove(self, key: str) -> None:
         stored = self._stored.pop(key, None)
