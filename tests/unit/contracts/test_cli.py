@@ -1,0 +1,81 @@
+"""The one script: subcommands of all distributions, help that names where to start."""
+
+import argparse
+import json
+from importlib.metadata import EntryPoint, entry_points
+
+import pytest
+
+from paceline.contracts import agent_socket
+from paceline.contracts.cli import GROUP, CommandParser, build_parser, main
+
+
+def add_echo(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
+    parser = subparsers.add_parser("echo", help="says it again")
+    parser.add_argument("word")
+    parser.set_defaults(run=lambda arguments: 3 if arguments.word == "three" else 0)
+
+
+@pytest.fixture
+def parser(monkeypatch: pytest.MonkeyPatch) -> CommandParser:
+    entry = EntryPoint("echo", f"{__name__}:add_echo", GROUP)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: add_echo)
+    return build_parser([entry])
+
+
+def test_subcommand_of_an_entry_point_runs(parser: CommandParser) -> None:
+    arguments = parser.parse_args(["echo", "three"])
+    assert arguments.run(arguments) == 3
+
+
+def test_help_lists_commands_and_says_where_to_start(parser: CommandParser) -> None:
+    text = parser.format_help()
+    assert "says it again" in text
+    assert "paceline doctor" in text
+
+
+def test_every_distribution_adds_its_commands() -> None:
+    assert {"agent", "demo", "doctor", "run", "up"} <= {entry.name for entry in entry_points(group=GROUP)}
+
+
+def test_no_command_prints_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "commands:" in capsys.readouterr().out
+
+
+def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch, parser: CommandParser) -> None:
+    def interrupted(_: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    parser.set_defaults(run=interrupted)
+    monkeypatch.setattr("paceline.contracts.cli.build_parser", lambda commands: parser)
+    assert main([]) == 130
+
+
+def test_socket_message_is_length_and_json() -> None:
+    data = agent_socket.encode_message(agent_socket.Goodbye("finished"))
+    (length,) = agent_socket.LENGTH.unpack_from(data)
+    assert length == len(data) - 4
+    assert json.loads(data[4:]) == {"reason": "finished", "message": "", "type": "goodbye"}
+
+
+def test_socket_message_is_bounded() -> None:
+    with pytest.raises(ValueError, match="expected at most 1048576"):
+        agent_socket.encode_message(agent_socket.Goodbye("x" * (1 << 20)))
+
+
+@pytest.mark.parametrize(
+    ("environment", "path"),
+    [
+        ({"PACELINE_AGENT_SOCKET": "/run/a.sock", "XDG_RUNTIME_DIR": "/run/u"}, "/run/a.sock"),
+        ({"XDG_RUNTIME_DIR": "/run/u"}, "/run/u/paceline-agent.sock"),
+    ],
+)
+def test_socket_path_is_declared_or_below_the_runtime_folder(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], path: str
+) -> None:
+    for name in ("PACELINE_AGENT_SOCKET", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert agent_socket.default_socket_path() == path
