@@ -122,6 +122,7 @@ def test_files_of_the_console(tmp_path: Path) -> None:
     assert find_file(root, "assets/gone.js") is None
     assert find_file(root, "../secret.txt") is None
     assert find_file(root, "a\0b") is None
+    assert find_file(root, "a" * 300) is None
 
 
 def test_axes_in_the_order_of_the_layout() -> None:

@@ -31,8 +31,11 @@ def find_file(root: Path, path: str) -> Path | None:
     if "\0" in path:
         return None
     wanted = (root / path).resolve()
-    if wanted.is_relative_to(root) and wanted.is_file():
-        return wanted
+    try:
+        if wanted.is_relative_to(root) and wanted.is_file():
+            return wanted
+    except OSError:  # a name longer than the file system allows
+        return None
     # A missing script must be a 404: index.html in its place is a puzzle in the browser.
     is_route = "." not in path.rpartition("/")[2]
     index = root / "index.html"

@@ -119,22 +119,22 @@ async def stream_events(subscription: Subscribed) -> AsyncIterator[ServerSentEve
     yield ServerSentEvent(comment="paceline events", retry=RETRY_MS)
     async for event in _begin(subscription):
         yield event
-    quiet_since = services.clock.monotonic_ns()
+    checked_ns = services.clock.monotonic_ns()
     while not subscription.is_over:
         mark = services.watch.mark()
         rows = await _read(subscription)
         for row in rows:
             subscription.position = row.sequence
             if subscription.wants(row):
-                quiet_since = services.clock.monotonic_ns()
                 yield _event(row)
         if len(rows) == BATCH_COUNT:
             continue
         await services.watch.wait(mark)
-        if (services.clock.monotonic_ns() - quiet_since) / 1e9 >= services.settings.stream_keepalive_s:
+        # Busy streams too: a revoked token must not go on reading because much happens.
+        if (services.clock.monotonic_ns() - checked_ns) / 1e9 >= services.settings.stream_keepalive_s:
             if not await _still_valid(subscription):
                 return
-            quiet_since = services.clock.monotonic_ns()
+            checked_ns = services.clock.monotonic_ns()
             yield ServerSentEvent(comment="keepalive")
 
 
