@@ -109,6 +109,7 @@ class TestOutbox:
         async with store.transaction() as session:
             await session.execute(text("UPDATE outbox SET published_at = NULL WHERE job = 'a'"))
         async with store.transaction() as session:
+            assert await OutboxRepository(session).unpublished_count() == 1
             assert await OutboxRepository(session).delete_published_before(AT + timedelta(days=1), 10) == 1
             rows = await OutboxRepository(session).after(0, 10)
         assert [row.job for row in rows] == ["a", "c"]

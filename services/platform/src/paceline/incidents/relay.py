@@ -107,8 +107,9 @@ class OutboxRelay:
                     break
             if sent:
                 await outbox.mark_published(sent, from_unix(self._clock.unix_s()))
+            pending = await outbox.unpublished_count()
         self.published += len(sent)
-        gauge("paceline.outbox.pending", len(rows) - len(sent))
+        gauge("paceline.outbox.pending", pending)
         if error is not None:
             raise error
         return len(sent)

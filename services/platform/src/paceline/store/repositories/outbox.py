@@ -42,6 +42,10 @@ class OutboxRepository:
         )
         return (await self._session.scalars(query)).all()
 
+    async def unpublished_count(self) -> int:
+        query = select(func.count()).select_from(OutboxEvent).where(OutboxEvent.published_at.is_(None))
+        return await self._session.scalar(query) or 0
+
     async def mark_published(self, sequences: Sequence[int], at: datetime) -> None:
         statement = update(OutboxEvent).where(OutboxEvent.sequence.in_(sequences)).values(published_at=at)
         await self._session.execute(statement)
