@@ -19,7 +19,8 @@ from paceline.runtime.options import ConsumerOptions, Start
 from paceline.runtime.producer import Producer
 from paceline.runtime.record import BadRecord, Record
 from paceline.runtime.settings import KafkaSettings
-from tests.unit.analysis.simulated_job import Shape, SimulatedJob, inject
+from tests.unit.analysis.injections import inject
+from tests.unit.analysis.simulated_job import Shape, SimulatedJob
 
 SECOND_NS = 1_000_000_000
 

@@ -11,7 +11,8 @@ from paceline.contracts.batch import ROW_DTYPES, Batch, BatchKind, RowKind, Rows
 from paceline.contracts.codes import ExitKind, HostWait, Phase, ProcessState
 from paceline.contracts.registry import HealthEvent, HealthKind, JobState
 from paceline.contracts.verdicts import ActionKind, Owner, RootKind, SubReason, VerdictClass
-from tests.unit.analysis.simulated_job import ATTEMPT, JOB, Shape, SimulatedJob, inject
+from tests.unit.analysis.injections import inject
+from tests.unit.analysis.simulated_job import ATTEMPT, JOB, Shape, SimulatedJob
 
 SHAPE = Shape(4, 2, 1)
 

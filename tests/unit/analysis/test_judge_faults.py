@@ -4,9 +4,11 @@ import pytest
 
 from paceline.analysis import dump_bundle, judge, load_bundle
 from paceline.contracts.verdicts import Role, RootKind, SubReason, Verdict, VerdictClass
-from tests.unit.analysis.simulated_job import Injection, Shape, SimulatedJob, inject
+from tests.unit.analysis.injections import Injection, inject
+from tests.unit.analysis.simulated_job import Shape, SimulatedJob
 
 SHAPES = (Shape(4, 2, 1), Shape(2, 2, 2), Shape(4, 4, 1), Shape(4, 4, 2), Shape(8, 4, 1), Shape(4, 4, 4))
+PIPELINES = (Shape(2, 2, 2), Shape(2, 4, 2), Shape(4, 4, 2), Shape(4, 4, 4), Shape(2, 4, 4))
 BIG = Shape(8, 4, 4)
 MODES = ((1, "gloo"), (6, "nccl"))
 SEEDS = 30
@@ -29,6 +31,8 @@ EXPECTED = {
 
 def make(kind: str, seed: int) -> Injection:
     shape = BIG if seed % 12 == 11 else SHAPES[seed % len(SHAPES)]
+    if kind.startswith("p2p"):
+        shape = PIPELINES[seed % len(PIPELINES)]
     window, backend = MODES[seed // len(SHAPES) % 2]
     return inject(kind, SimulatedJob(shape, seed, window=window, backend=backend))
 
@@ -70,8 +74,7 @@ def test_no_progress_names_the_smallest_group_with_the_cause(seed: int) -> None:
 @pytest.mark.parametrize("function", ["p2p_send", "p2p_recv"])
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_missing_counterpart_names_the_rank(function: str, seed: int) -> None:
-    shape = (Shape(2, 2, 2), Shape(2, 4, 2), Shape(4, 4, 2), Shape(4, 4, 4), Shape(2, 4, 4))[seed % 5]
-    injection = inject(function, SimulatedJob(shape, seed))
+    injection = make(function, seed)
     verdict = judge(injection.job.evidence())
     assert named(verdict) == set(injection.ranks), verdict.summary
     assert verdict.sub_reason is SubReason.P2P_MISSING_COUNTERPART
@@ -98,7 +101,7 @@ def test_replayed_bundle_gives_the_same_verdict(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", [*sorted(EXPECTED), "h3", "p2p_send", "p2p_recv"])
 @pytest.mark.parametrize("seed", range(12))
 def test_missing_evidence_never_names_a_wrong_rank(kind: str, seed: int) -> None:
-    injection = make(kind, seed * 3 + 1)  # these shapes have pipelines, too
+    injection = make(kind, seed)
     job = injection.job
     world = job.shape.world
     hidden = job.random.sample(range(world), max(1, world // 10))

@@ -12,7 +12,8 @@ from paceline.contracts.registry import HealthEvent, HealthKind, JobState
 from paceline.contracts.verdicts import RootKind, SubReason, VerdictClass
 from paceline.localizer.core import LocalizerCore, Published
 from paceline.localizer.memory import MemoryBounds, Registry
-from tests.unit.analysis.simulated_job import ATTEMPT, JOB, Shape, SimulatedJob, inject
+from tests.unit.analysis.injections import inject
+from tests.unit.analysis.simulated_job import ATTEMPT, JOB, Shape, SimulatedJob
 
 SHAPE = Shape(4, 2, 1)
 SECOND_NS = 1_000_000_000

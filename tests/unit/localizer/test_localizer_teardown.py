@@ -10,7 +10,8 @@ from paceline.contracts.verdicts import VerdictClass
 from paceline.localizer import core as core_module
 from paceline.localizer.core import TEARDOWN_S, LocalizerCore
 from paceline.localizer.memory import Registry
-from tests.unit.analysis.simulated_job import ATTEMPT, JOB, Shape, SimulatedJob, inject
+from tests.unit.analysis.injections import inject
+from tests.unit.analysis.simulated_job import ATTEMPT, JOB, Shape, SimulatedJob
 
 WAIT_S = 3.0
 

@@ -6,9 +6,10 @@ from functools import cached_property
 import numpy as np
 
 from paceline.analysis.evidence import Ints, JobEvidence, Mask
+from paceline.analysis.pairs import complete_pages
 from paceline.analysis.policy import JudgePolicy
 from paceline.analysis.processes import Processes, read_processes
-from paceline.analysis.waits import Links, WaitGraph, build_graph, complete_pages
+from paceline.analysis.waits import Links, WaitGraph, build_graph
 from paceline.contracts.codes import HostWait
 
 SAMPLED_TOGETHER_MS = 1000  # ranks of a node are read within one sampling interval

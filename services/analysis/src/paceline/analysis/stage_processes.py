@@ -1,11 +1,11 @@
-"""Faults that need no graph to be a cause: hardware events, dead and frozen processes, lost nodes."""
+"""Dead and frozen processes and lost nodes: causes wherever somebody waits for them."""
 
 import numpy as np
 
 from paceline.analysis.evidence import Ints
 from paceline.analysis.findings import Finding, group_root, name_ranks, note, phrase, rank_roots, seconds
 from paceline.analysis.situation import Situation
-from paceline.contracts.registry import HealthEvent, HealthKind
+from paceline.contracts.registry import HealthKind
 from paceline.contracts.verdicts import (
     Action,
     ActionKind,
@@ -16,75 +16,6 @@ from paceline.contracts.verdicts import (
     SubReason,
     VerdictClass,
 )
-
-# Recovery actions of NVIDIA's Xid catalog, as gpud mirrors them; 43, 45 and 63 are consequences.
-_XID_IGNORED = (43, 45, 63)
-_XID_APPLICATION = (13, 31, 94)
-_XID_MACHINE = (79,)
-
-
-def hardware(situation: Situation) -> Finding | None:
-    """A hardware event on a GPU or node of a rank that a stalled operation needs."""
-    for event in situation.processes.hardware:
-        if event.kind is HealthKind.XID and event.code in _XID_IGNORED:
-            continue
-        if event.kind is HealthKind.THERMAL:
-            continue  # slows a GPU, does not stop it
-        ranks = _concerned(situation, _ranks_of(situation, event))
-        if len(ranks) == 0:
-            continue
-        op = _op_of(situation, ranks)
-        what = event.kind.value.upper() + (f" {event.code}" if event.code is not None else "")
-        root = Root(
-            RootKind.GPU if event.gpu is not None else RootKind.NODE,
-            rank=int(ranks[0]),
-            node=event.node,
-            gpu=event.gpu,
-        )
-        return Finding(
-            "hardware_event",
-            VerdictClass.H3,
-            f"{name_ranks(ranks)} stopped after {what} on {event.node}",
-            SubReason.HARDWARE_EVENT,
-            (root,),
-            op,
-            Owner.FABRIC if event.kind in (HealthKind.LINK, HealthKind.NVLINK) else Owner.GPU,
-            _hardware_action(event),
-            0.95,
-            (note("hardware_first", f"{what} on {event.node}: {event.message}", code=event.code),),
-        )
-    return None
-
-
-def _hardware_action(event: HealthEvent) -> Action:
-    if event.kind is HealthKind.XID and event.code in _XID_APPLICATION:
-        return Action(ActionKind.RESTART_PROCESS, event.node, f"Xid {event.code} ends with the process")
-    if event.kind is HealthKind.XID and event.code not in _XID_MACHINE:
-        return Action(ActionKind.RESET_GPU, event.node, f"Xid {event.code} needs a reset of the GPU")
-    if event.kind is HealthKind.LINK:
-        return Action(ActionKind.NETWORK_TICKET, event.node, "a link of the node failed")
-    return Action(ActionKind.REPLACE_NODE, event.node, "the hardware reported a fault")
-
-
-def _ranks_of(situation: Situation, event: HealthEvent) -> Ints:
-    evidence = situation.evidence
-    if event.rank is not None and 0 <= event.rank < evidence.world_size:
-        return np.array([event.rank], np.int64)
-    if event.node not in evidence.nodes:
-        return np.zeros(0, np.int64)
-    mask = evidence.node_of == evidence.nodes.index(event.node)
-    if event.gpu is not None:
-        mask &= evidence.gpu == event.gpu
-    return np.flatnonzero(mask)
-
-
-def _concerned(situation: Situation, ranks: Ints) -> Ints:
-    """Those of `ranks` that a stalled operation lacks while they do nothing, or that stand inside
-    one that everybody has entered."""
-    graph = situation.graph
-    satisfied = situation.satisfied[graph.holds.op]
-    blamed = np.concatenate([situation.idle_lacks.rank, graph.holds.rank[satisfied]])
-    return np.intersect1d(ranks, blamed)
 
 
 def dead(situation: Situation) -> Finding | None:
@@ -103,7 +34,7 @@ def dead(situation: Situation) -> Finding | None:
     roots, certain, why = _first_deaths(situation, candidates)
     if len(processes.lost_nodes) and not (processes.exit_code[roots] < 0).any():
         return None  # peers of a lost node fail with errors; the node is the cause
-    op = _op_of(situation, roots)
+    op = shown_operation(situation, roots)
     told_only = len(untold) == 0
     inside = op >= 0 and bool(np.isin(situation.holders(op), roots).any())
     where = f" {'inside' if inside else 'before'} {phrase(situation, op)}" if op >= 0 else ""
@@ -212,7 +143,7 @@ def frozen(situation: Situation) -> Finding | None:
     ranks = _waited_for(situation, np.flatnonzero(processes.frozen))
     if len(ranks) == 0:
         return None
-    op = _op_of(situation, ranks, inside_first=True)
+    op = shown_operation(situation, ranks, inside_first=True)
     first = int(ranks[0])
     inside = op >= 0 and first in situation.holders(op)
     stopped = bool(processes.stopped[ranks].all())
@@ -254,7 +185,7 @@ def lost_node(situation: Situation) -> Finding | None:
         return None
     nodes = sorted({evidence.node(int(rank)) or "" for rank in (needed if len(needed) else lost)})
     ranks = np.array([rank for rank in lost if evidence.node(int(rank)) in nodes], np.int64)
-    op = _op_of(situation, needed) if len(needed) else -1
+    op = shown_operation(situation, needed) if len(needed) else -1
     return Finding(
         "node_lost",
         VerdictClass.DEAD_PROCESS,
@@ -288,7 +219,7 @@ def _explains_all(situation: Situation, ranks: Ints) -> bool:
     return bool(len(ends)) and not np.isin(ends, others).any() and bool(np.isin(ends, mine).all())
 
 
-def _op_of(situation: Situation, ranks: Ints, inside_first: bool = False) -> int:
+def shown_operation(situation: Situation, ranks: Ints, inside_first: bool = False) -> int:
     """The stalled operation that shows best what `ranks` did: the one they are inside beside
     others (`inside_first`), else the oldest that lacks them, else the oldest they hold, else -1."""
     graph, stalled = situation.graph, situation.stalled
