@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from paceline.contracts.batch import (
     BATCH_BYTES_MAX,
     ROW_DTYPES,
+    ROWS_MAX,
     STATE_ROW,
     Batch,
     BatchError,
@@ -68,6 +69,14 @@ def test_rows_of_another_length_are_read_by_their_prefix(row_bytes: int) -> None
     assert decoded.table(RowKind.STATE).dtype == STATE_ROW
     assert decoded.table(RowKind.STATE)["entered"].tolist() == [412, 411]
     assert decoded.table(RowKind.STATE)["sources"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("kind", "row_bytes"), [(RowKind.FRAME, 1), (RowKind.STATE, 0)])
+def test_a_small_record_claims_no_large_memory(kind: RowKind, row_bytes: int) -> None:
+    rows = np.zeros(ROWS_MAX, np.dtype((np.void, row_bytes)))
+    data = encode_batch(replace(make_batch(), rows={kind: rows}))
+    with pytest.raises(BatchError, match=f"{ROWS_MAX} rows of {row_bytes} bytes would take"):
+        decode_batch(data)
 
 
 def test_rows_stay_within_96_bytes() -> None:

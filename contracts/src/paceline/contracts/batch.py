@@ -26,6 +26,7 @@ VERSION = 1
 BATCH_BYTES_MAX = 900_000  # below Kafka's default 1 MB record limit, headers included
 SECTIONS_MAX = 16
 ROWS_MAX = 200_000
+WIDENED_BYTES_MAX = 8_000_000  # rows of an older writer, zeros added: a few bytes must not claim much memory
 STRING_BYTES_MAX = 255
 
 # magic, version, kind, flags, crc32, shard, shards, seq, sampled_ns, sampled_unix_ns,
@@ -337,6 +338,11 @@ def _view(data: bytes, start: int, row_bytes: int, count: int, dtype: np.dtype[n
     """Rows as `dtype`: the known prefix of longer rows, zeros behind shorter ones."""
     if row_bytes == dtype.itemsize:
         return np.frombuffer(data, dtype, count, start)
+    if count * dtype.itemsize > WIDENED_BYTES_MAX:
+        raise BatchError(
+            f"{count} rows of {row_bytes} bytes would take {count * dtype.itemsize} bytes, "
+            f"expected at most {WIDENED_BYTES_MAX}"
+        )
     raw = np.frombuffer(data, np.uint8, row_bytes * count, start).reshape(count, row_bytes)
     wide = np.zeros((count, dtype.itemsize), np.uint8)
     shared = min(row_bytes, dtype.itemsize)

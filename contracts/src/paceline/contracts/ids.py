@@ -72,8 +72,8 @@ def parse_ranks(text: str, count_max: int = 1_000_000) -> list[int]:
         try:
             low, high, stride = int(first), int(last) if dash else int(first), int(step or 1)
         except ValueError:
-            raise ValueError(f"ranks {text!r}: {part!r} is not N, N-M or N-M/STEP") from None
+            raise ValueError(f"ranks {text[:80]!r}: {part[:80]!r} is not N, N-M or N-M/STEP") from None
         if stride < 1 or high < low or (high - low) // stride + len(ranks) >= count_max:
-            raise ValueError(f"ranks {text!r}: {part!r} is empty or exceeds {count_max} ranks")
+            raise ValueError(f"ranks {text[:80]!r}: {part[:80]!r} is empty or exceeds {count_max} ranks")
         ranks.extend(range(low, high + 1, stride))
     return ranks
