@@ -8,7 +8,7 @@ import pytest
 
 from paceline.agent.delivery import Event, EventQueue
 from paceline.agent.event_file import EventFile
-from paceline.agent.state_file import StateFile
+from paceline.agent.state_file import FILE_BYTES_MAX, StateFile
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import HealthEvent, HealthKind, NodeRecord, RankRecord
 from paceline.contracts.topics import HEALTH, JOBS
@@ -63,6 +63,14 @@ def test_disk_that_refuses_is_counted_and_tried_again(tmp_path: Path) -> None:
     assert file.read() == b""
     (tmp_path / "absent").mkdir()
     file.write(b"1")
+    assert file.read() == b"1"
+
+
+def test_content_beyond_the_bound_is_counted_and_the_last_one_stays(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state.json")
+    file.write(b"1")
+    file.write(b"x" * (FILE_BYTES_MAX + 1))
+    assert file.failures == 1
     assert file.read() == b"1"
 
 

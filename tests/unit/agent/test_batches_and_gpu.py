@@ -2,11 +2,14 @@
 
 import json
 import sys
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.agent import batches
 from paceline.agent.batches import Sample, chunk_rows, encode_sample, merge_rows, split_shards
 from paceline.agent.gpu import GpuStatus, read_gpus
 from paceline.agent.registry import shards_for
@@ -58,7 +61,8 @@ def test_chunks_are_bounded_and_lose_nothing(rows: Any) -> None:
 def test_encoded_sample_decodes_in_every_shard_and_chunk(rows: Any) -> None:
     rows[RowKind.ROUND] = np.concatenate([rows[RowKind.ROUND]] * 2)
     found = [
-        (shard, decode_batch(data)) for shard, data in encode_sample(SAMPLE, rows, {0: 5, 1: 6, 2: 7, 3: 8})
+        (shard, decode_batch(data))
+        for shard, data in encode_sample(SAMPLE, rows, {0: 5, 1: 6, 2: 7, 3: 8}, Counter())
     ]
     assert all(batch.seq == 5 + shard == 5 + batch.shard for shard, batch in found)
     assert {(b.shard, b.chunk) for _, b in found} == {
@@ -67,9 +71,22 @@ def test_encoded_sample_decodes_in_every_shard_and_chunk(rows: Any) -> None:
     assert sum(len(b.table(RowKind.ROUND)) for _, b in found) == 60_000
     assert found[0][1].chunks > 1
     assert (
-        max(len(data) for _, data in encode_sample(SAMPLE, rows, dict.fromkeys(range(4), 1)))
+        max(len(data) for _, data in encode_sample(SAMPLE, rows, dict.fromkeys(range(4), 1), Counter()))
         <= BATCH_BYTES_MAX
     )
+
+
+def test_a_sample_beyond_the_bound_is_cut_counted_and_says_so(
+    rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "CHUNKS_MAX", 2)
+    monkeypatch.setattr(batches, "CHUNK_BYTES_MAX", 500_000)
+    drops: Counter[str] = Counter()
+    sample = replace(SAMPLE, shards=1)
+    found = [decode_batch(data) for _, data in encode_sample(sample, rows, {0: 1}, drops)]
+    assert [(batch.chunk, batch.chunks) for batch in found] == [(0, 2), (1, 2)]
+    assert all(batch.flags & BatchFlag.DROPPED for batch in found)
+    assert drops == {"sample_too_large": len(chunk_rows(rows, 500_000)) - 2}
 
 
 @pytest.mark.parametrize(("ranks", "shards"), [(1, 1), (512, 1), (513, 2), (4096, 8), (1_000_000, 64)])

@@ -1,5 +1,6 @@
 """Rows of the processes of one job to encoded batches: by shard, in chunks below the size bound."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -84,11 +85,19 @@ def chunk_rows(rows: Mapping[RowKind, Rows], bytes_max: int) -> list[dict[RowKin
 
 
 def encode_sample(
-    sample: Sample, rows: Mapping[RowKind, Rows], seqs: Mapping[int, int]
+    sample: Sample, rows: Mapping[RowKind, Rows], seqs: Mapping[int, int], drops: Counter[str]
 ) -> Iterable[tuple[int, bytes]]:
-    """(shard, encoded batch) for each chunk; `seqs` is the sequence number by shard."""
+    """(shard, encoded batch) for each chunk; `seqs` is the sequence number by shard.
+
+    Chunks beyond CHUNKS_MAX are counted in `drops`, and those that remain say DROPPED.
+    """
     for shard, part in enumerate(split_shards(rows, sample.shards)):
-        chunks = chunk_rows(part, CHUNK_BYTES_MAX)[:CHUNKS_MAX]
+        chunks = chunk_rows(part, CHUNK_BYTES_MAX)
+        flags = sample.flags
+        if len(chunks) > CHUNKS_MAX:
+            drops["sample_too_large"] += len(chunks) - CHUNKS_MAX
+            flags |= BatchFlag.DROPPED
+            del chunks[CHUNKS_MAX:]
         for index, chunk in enumerate(chunks):
             batch = Batch(
                 kind=BatchKind.FRAMES,
@@ -101,7 +110,7 @@ def encode_sample(
                 sampled_ns=sample.sampled_ns,
                 sampled_unix_ns=sample.sampled_unix_ns,
                 rows=chunk,
-                flags=sample.flags,
+                flags=flags,
                 chunk=index,
                 chunks=len(chunks),
             )

@@ -136,7 +136,7 @@ class Sampler:
             job.seq[shard] = job.seq.get(shard, self._seq_base) + 1
         unix_ns = int(self._clock.unix_s() * 1e9)
         sample = Sample(job.job, job.attempt, self._settings.node, job.shards, now_ns, unix_ns, flags)
-        for shard, data in encode_sample(sample, rows, job.seq):
+        for shard, data in encode_sample(sample, rows, job.seq, self._drops):
             self.bytes_encoded += len(data)
             self._push(f"{job.job}:{shard}", data)
 

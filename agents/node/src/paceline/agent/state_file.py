@@ -6,7 +6,7 @@ FILE_BYTES_MAX = 16 << 20
 
 
 class StateFile:
-    """Neither reading nor writing ever raises; `failures` counts what the disk refused."""
+    """Neither reading nor writing ever raises; `failures` counts what could not be kept."""
 
     def __init__(self, path: Path) -> None:
         self.failures = 0
@@ -15,7 +15,10 @@ class StateFile:
 
     def write(self, data: bytes) -> None:
         """Replace the content unless it is this already."""
-        if data == self._written or len(data) > FILE_BYTES_MAX:
+        if data == self._written:
+            return
+        if len(data) > FILE_BYTES_MAX:
+            self.failures += 1
             return
         temporary = self._path.with_suffix(".new")
         try:
