@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -212,6 +213,19 @@ def test_agent_that_hangs_up_many_times_is_found_again(
         wait_until(lambda count=count: link.connects >= count and link.connected)  # type: ignore[misc]
         agent.hang_up()
     wait_until(lambda: link.connects >= 6)
+
+
+def test_process_out_of_descriptors_connects_once_it_has_some(
+    agent: FakeAgent, link: AgentConnection, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(connection.socket, "socket", refuse)
+        link.start()
+        wait_until(lambda: "Too many open files" in link.last_error)
+    wait_until(lambda: link.connected)
 
 
 def test_refusal_is_kept_as_the_reason_and_tried_again(

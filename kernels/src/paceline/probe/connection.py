@@ -184,7 +184,11 @@ class AgentConnection:
 
     def _attend(self) -> _Outcome:
         """One connection from start to end."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        except OSError as error:  # out of descriptors, for now
+            self.last_error = f"no socket to the agent: {error}"
+            return _Outcome.LOST
         self._sock = sock
         try:
             sock.settimeout(IO_TIMEOUT_S)
