@@ -222,7 +222,7 @@ def test_process_out_of_descriptors_connects_once_it_has_some(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(connection.socket, "socket", refuse)
+        patched.setattr(socket, "socket", refuse)
         link.start()
         wait_until(lambda: "Too many open files" in link.last_error)
     wait_until(lambda: link.connected)
