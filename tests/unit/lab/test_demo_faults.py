@@ -125,14 +125,14 @@ async def test_h3_freezes_only_while_inside(page: FaultPage, eventually: Eventua
         sleeper.wait()
 
 
-async def test_slow_rank_loses_four_healthy_steps(page: FaultPage) -> None:
+async def test_slow_rank_loses_seven_healthy_steps(page: FaultPage) -> None:
     for rank in range(RANKS):
         page.set(rank, Word.STEP_NS, 200_000_000 + rank)
     page.set(6, Word.STALL_NS, 5)
 
     assert await inject(page, "s1", 6, partner_of(6), RANKS, asyncio.sleep) == 5
     assert page.get(6, Word.COMMAND) == Command.S1
-    assert page.get(6, Word.DELAY_NS) == pytest.approx(100_000_000, rel=0.001)
+    assert page.get(6, Word.DELAY_NS) == pytest.approx(175_000_000, rel=0.001)
 
 
 async def test_rank_that_does_not_come_by_is_named(page: FaultPage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from paceline.lab.processes import LabError
 STEP_WAIT_S = 30.0
 SETTLE_S = 0.05  # between the mark "inside" and the freeze: the rank then waits in the operation
 POLL_S = 0.005
-LATE_STEPS = 4  # S1: the slow rank loses four healthy steps in each step
+LATE_STEPS = 7  # S1: the slow rank loses seven healthy steps in each step, 175 ms at each operation
 
 OPERATIONS_PER_STEP = 8  # tensor-parallel all_reduces of a rank: 2 blocks, 2 microbatches, both directions
 
