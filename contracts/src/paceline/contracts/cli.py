@@ -32,7 +32,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, **options)
 
 
-def build_parser(commands: Sequence[EntryPoint]) -> argparse.ArgumentParser:
+def build_parser(commands: Sequence[EntryPoint]) -> CommandParser:
     """The parser with one subcommand for each entry point, in the order of their names."""
     parser = CommandParser(
         prog="paceline",
