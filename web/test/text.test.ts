@@ -1,10 +1,15 @@
-import { describe, expect, it } from "vitest";
+import { describe, expect, it, vi } from "vitest";
 import type { Incident, Root } from "../src/api/client";
-import { ApiError, unwrap } from "../src/api/client";
+import { ApiError, drawRequestKey, unwrap } from "../src/api/client";
 import { isTyping } from "../src/lib/keys";
 import { resolveTheme } from "../src/lib/theme";
 import { formatAge } from "../src/lib/time";
-import { describeRoot, firstRootRank, summaryText } from "../src/pages/incident/summary";
+import {
+  copySummary,
+  describeRoot,
+  firstRootRank,
+  summaryText,
+} from "../src/pages/incident/summary";
 import { filterEntries } from "../src/pages/incident/timeline";
 
 const ROOT: Root = {
@@ -39,17 +44,18 @@ describe("roots", () => {
   });
 });
 
+const INCIDENT = {
+  label: "INC-3",
+  verdict_class: "H1",
+  summary: "rank 5 never entered",
+  job: "j",
+  job_name: "llama",
+  owner: "user_code",
+  why: { confidence: 0.97 },
+} as Incident;
+
 it("summary for a chat holds label, cause, owner and link", () => {
-  const incident = {
-    label: "INC-3",
-    verdict_class: "H1",
-    summary: "rank 5 never entered",
-    job: "j",
-    job_name: "llama",
-    owner: "user_code",
-    why: { confidence: 0.97 },
-  } as Incident;
-  expect(summaryText(incident, "http://x/incidents/1")).toBe(
+  expect(summaryText(INCIDENT, "http://x/incidents/1")).toBe(
     "INC-3 H1 rank 5 never entered\njob llama, confidence 97 %, owner user_code\nhttp://x/incidents/1",
   );
 });
@@ -86,4 +92,17 @@ it("a problem becomes an error with the server's own words", () => {
     new ApiError(403, "missing_scope", "needs the scope incidents:write"),
   );
   expect(unwrap({ data: 1, response: new Response() })).toBe(1);
+});
+
+it("request keys are drawn and the summary copied on a page that came over plain http", async () => {
+  vi.stubGlobal("crypto", { getRandomValues: crypto.getRandomValues.bind(crypto) });
+  vi.stubGlobal("navigator", {});
+  const copied: string[] = [];
+  document.execCommand = () => copied.push(document.querySelector("textarea")?.value ?? "") > 0;
+  expect(drawRequestKey()).toMatch(/^[0-9a-f]{32}$/);
+  expect(drawRequestKey()).not.toBe(drawRequestKey());
+  await copySummary(INCIDENT);
+  vi.unstubAllGlobals();
+  expect(copied).toEqual([summaryText(INCIDENT, window.location.href)]);
+  expect(document.querySelector("textarea")).toBeNull();
 });

@@ -34,6 +34,12 @@ const sameSite: Middleware = {
 export const api = createClient<paths>({ baseUrl: "", credentials: "same-origin" });
 api.use(sameSite);
 
+/** A fresh Idempotency-Key. `crypto.randomUUID` exists on https and localhost only. */
+export function drawRequestKey(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 interface Result<Data> {
   readonly data?: Data | undefined;
   readonly error?: unknown;

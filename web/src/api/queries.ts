@@ -1,6 +1,6 @@
 import { useInfiniteQuery, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import type { IncidentFilter } from "../router";
-import { ApiError, api, unwrap } from "./client";
+import { ApiError, api, drawRequestKey, unwrap } from "./client";
 
 /** Query keys start with the noun that the event stream makes stale. */
 export const keys = {
@@ -23,6 +23,7 @@ export function useMe() {
   return useQuery({
     queryKey: keys.me,
     retry: false,
+    refetchInterval: (query) => (query.state.status === "error" ? 3_000 : false),
     staleTime: 60_000,
     queryFn: async () => {
       const result = await api.GET("/v1/me");
@@ -73,7 +74,7 @@ export function useIncidentAction(id: string, verb: "acknowledgements" | "resolu
     mutationFn: async () =>
       unwrap(
         await api.POST(`/v1/incidents/{incident_id}/${verb}`, {
-          params: { path: { incident_id: id }, header: { "Idempotency-Key": crypto.randomUUID() } },
+          params: { path: { incident_id: id }, header: { "Idempotency-Key": drawRequestKey() } },
           body: { note: "" },
         }),
       ),
@@ -87,7 +88,7 @@ export function useAddNote(id: string) {
     mutationFn: async (text) =>
       unwrap(
         await api.POST("/v1/incidents/{incident_id}/notes", {
-          params: { path: { incident_id: id }, header: { "Idempotency-Key": crypto.randomUUID() } },
+          params: { path: { incident_id: id }, header: { "Idempotency-Key": drawRequestKey() } },
           body: { text },
         }),
       ),
@@ -171,7 +172,7 @@ export function useReplayDelivery() {
     mutationFn: async (id) =>
       unwrap(
         await api.POST("/v1/deliveries/{delivery_id}/replays", {
-          params: { path: { delivery_id: id }, header: { "Idempotency-Key": crypto.randomUUID() } },
+          params: { path: { delivery_id: id }, header: { "Idempotency-Key": drawRequestKey() } },
         }),
       ),
     onSuccess: () => client.invalidateQueries({ queryKey: keys.deliveries }),

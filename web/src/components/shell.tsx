@@ -5,13 +5,21 @@ import { type StreamState, useEventStream } from "../lib/events";
 import { useKeys } from "../lib/keys";
 import { type ThemeChoice, useTheme } from "../lib/theme";
 import { LoginPage } from "../pages/login";
+import { ErrorNotice } from "./error-notice";
 import { KeyboardHelp } from "./keyboard-help";
 
 /** Frame of every page: navigation, the one event stream, theme; asks for a token when there is none. */
 export function Shell() {
   const me = useMe();
   if (me.isPending) return <p className="p-8 text-soft">Loading…</p>;
-  if (!me.data) return <LoginPage />;
+  if (me.data === undefined) {
+    return (
+      <main className="p-8">
+        <ErrorNotice error={me.error} />
+      </main>
+    );
+  }
+  if (me.data === null) return <LoginPage />;
   return <SignedIn name={me.data.name} />;
 }
 

@@ -32,5 +32,17 @@ export function summaryText(incident: Incident, url: string): string {
 }
 
 export async function copySummary(incident: Incident): Promise<void> {
-  await navigator.clipboard.writeText(summaryText(incident, window.location.href));
+  const text = summaryText(incident, window.location.href);
+  // There is no clipboard object on a page that came over plain http.
+  if (navigator.clipboard) await navigator.clipboard.writeText(text);
+  else copyBySelection(text);
+}
+
+function copyBySelection(text: string): void {
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
 }
