@@ -6,7 +6,7 @@ Everything that comes over the socket is hostile until it has passed here.
 import json
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -49,21 +49,24 @@ class MessageError(ValueError):
 class Framer:
     """Cuts a byte stream into message bodies. Holds at most one message and one read."""
 
-    _buffer: bytes = b""
+    _buffer: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Complete bodies; MessageError once a length makes no sense."""
         self._buffer += data
         bodies: list[bytes] = []
-        while len(self._buffer) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._buffer)
+        start = 0
+        while len(self._buffer) >= start + LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._buffer, start)
             if not 2 <= length <= MESSAGE_BYTES_MAX:
                 raise MessageError(f"message length {length}, expected 2 to {MESSAGE_BYTES_MAX} bytes")
-            end = LENGTH.size + length
+            end = start + LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            bodies.append(self._buffer[LENGTH.size : end])
-            self._buffer = self._buffer[end:]
+            bodies.append(bytes(self._buffer[start + LENGTH.size : end]))
+            start = end
+        # Once for all of them: a read full of small messages would move its rest thousands of times.
+        del self._buffer[:start]
         return bodies
 
 
