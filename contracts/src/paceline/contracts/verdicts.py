@@ -24,10 +24,6 @@ class VerdictClass(str, Enum):
     INCONCLUSIVE = "INCONCLUSIVE"
 
     @property
-    def is_hang(self) -> bool:
-        return self in HANGS
-
-    @property
     def is_slow(self) -> bool:
         return self in SLOW
 
@@ -113,16 +109,6 @@ class ActionKind(str, Enum):
     NETWORK_TICKET = "network_ticket"
 
 
-HANGS = frozenset(
-    {
-        VerdictClass.H1,
-        VerdictClass.H2,
-        VerdictClass.H3,
-        VerdictClass.DEADLOCK,
-        VerdictClass.INIT,
-        VerdictClass.DEAD_PROCESS,
-    }
-)
 SLOW = frozenset({VerdictClass.S1, VerdictClass.S2, VerdictClass.S3})
 
 

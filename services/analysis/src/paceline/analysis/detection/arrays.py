@@ -13,7 +13,6 @@ U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
 U16 = npt.NDArray[np.uint16]
 U8 = npt.NDArray[np.uint8]
-F64 = npt.NDArray[np.float64]
 F32 = npt.NDArray[np.float32]
 
 T = TypeVar("T", bound=np.generic)

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import any_, delete, exists, func, literal, select, update
+from sqlalchemy import any_, delete, exists, func, literal, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -68,15 +68,6 @@ class EndpointRepository:
         await DeliveryRepository(self._session).cancel_pending(endpoint_id, reason)
         return changed.first() is not None
 
-    async def note_outcome(self, endpoint_id: str, *, succeeded: bool) -> None:
-        """Count failed attempts in a row."""
-        count = 0 if succeeded else WebhookEndpoint.consecutive_failures + 1
-        await self._session.execute(
-            update(WebhookEndpoint)
-            .where(WebhookEndpoint.id == endpoint_id)
-            .values(consecutive_failures=count)
-        )
-
 
 class DeliveryRepository:
     def __init__(self, session: AsyncSession) -> None:
@@ -98,10 +89,7 @@ class DeliveryRepository:
         """Newest first. `before` is (created_at, id) of the last one seen."""
         query = select(Delivery).order_by(Delivery.created_at.desc(), Delivery.id.desc()).limit(limit)
         if before is not None:
-            at, delivery_id = before
-            query = query.where(
-                (Delivery.created_at < at) | ((Delivery.created_at == at) & (Delivery.id < delivery_id))
-            )
+            query = query.where(tuple_(Delivery.created_at, Delivery.id) < tuple_(*before))
         if incident_id is not None:
             query = query.where(Delivery.incident_id == incident_id)
         if endpoint_id is not None:
@@ -170,12 +158,6 @@ class DeliveryRepository:
             update(Delivery)
             .where(Delivery.id.in_(delivery_ids), Delivery.status == PENDING)
             .values(next_attempt_at=now, attempts_count=Delivery.attempts_count - 1)
-        )
-
-    async def next_due(self) -> datetime | None:
-        """When the next pending row is due, None where nothing is pending."""
-        return await self._session.scalar(
-            select(func.min(Delivery.next_attempt_at)).where(Delivery.status == PENDING)
         )
 
     async def pending_count(self) -> int:
