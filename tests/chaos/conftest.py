@@ -1,17 +1,20 @@
 """One platform for each module of this folder, and fake jobs on it."""
 
 import asyncio
+import logging
 import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 import pytest_asyncio
 
+from paceline.detector import DetectorApp
+from paceline.detector.core import BlockKey
 from paceline.lab.kafka import LocalKafka
 from paceline.lab.postgres import LocalPostgres
 from tests.chaos.driver import FakeJob
@@ -31,10 +34,21 @@ class Chaos:
         self.jobs: list[FakeJob] = []
 
     async def launch(self, job: str = "", socket: Path | None = None, **options: Any) -> FakeJob:
+        """A job that trains, and whose ranks the detector has seen."""
         name = job or f"job-{secrets.token_hex(4)}"
         started = await FakeJob.launch(socket or self.stack.socket, name, **options)
         self.jobs.append(started)
+        deadline = time.monotonic() + VERDICT_S_MAX
+        while self.ranks_seen(started) < started.world:
+            assert time.monotonic() < deadline, f"{name}: {self.ranks_seen(started)} ranks in the detector"
+            await asyncio.sleep(POLL_S)
         return started
+
+    def ranks_seen(self, job: FakeJob) -> int:
+        """Ranks of a job that the detector knows."""
+        core = cast(DetectorApp, self.stack.parts["detector"][0]).core
+        held = core.held.get(BlockKey(job.job, job.attempt, 0))
+        return 0 if held is None else len(held.block.processes)
 
     async def incident(
         self, job: FakeJob, status: str = "open", *, reopened: int = 0, within_s: float = VERDICT_S_MAX
@@ -73,6 +87,7 @@ def roots(incident: Incident) -> list[int]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(kafka_server: LocalKafka, postgres_server: LocalPostgres) -> AsyncIterator[Stack]:
     """The platform, on a database of its own. Its Kafka groups go on from module to module."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # hundreds of lines a second in an outage
     kafka_server.start()
     name = f"chaos_{secrets.token_hex(4)}"
     await execute(postgres_server.start(), f'CREATE DATABASE "{name}"')

@@ -125,7 +125,9 @@ async def test_postgres_is_restarted(chaos: Chaos, eventually: Any) -> None:
     assert [kind for kind in await chaos.changes(incident) if kind != "updated"] == ["opened", "resolved"]
 
 
-@pytest.mark.parametrize("names", [("detector",), ("localizer",), ("incidents", "notifier"), ("detector", "localizer")])
+@pytest.mark.parametrize(
+    "names", [("detector",), ("localizer",), ("incidents", "notifier"), ("detector", "localizer")]
+)
 async def test_service_is_restarted(chaos: Chaos, names: tuple[str, ...]) -> None:
     job = await chaos.launch()
     await job.stuck(3, "hold")
