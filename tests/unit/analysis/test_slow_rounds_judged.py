@@ -43,9 +43,10 @@ class SlowJob:
         times: Times,
         rounds: int = 5,
         function: Function = Function.ALL_REDUCE,
+        first: int = 100,
     ) -> "SlowJob":
         self.groups[comm] = (f"g_{comm}", ranks)
-        for number in range(100, 100 + rounds):
+        for number in range(first, first + rounds):
             for place, rank in enumerate(ranks):
                 row = np.zeros((), ROUND_ROW)
                 factor, wait = times(number, rank)
@@ -157,6 +158,15 @@ def test_victim_that_is_late_elsewhere_is_not_the_cause() -> None:
     verdict = judge(job.evidence())
     assert verdict.verdict_class is VerdictClass.S1
     assert [root.rank for root in verdict.roots] == [0]
+
+
+def test_rank_that_got_its_input_late_is_not_the_cause() -> None:
+    """Rank 4 waits for rank 0 in a pipeline that no collective shows, and is late once a step."""
+    job = SlowJob().add(1, [4, 6], late(4, 40.0), rounds=3)
+    job.add(2, [0, 1], late(0, 5.0), first=900)
+    assert [root.rank for root in judge(job.evidence()).roots] == [0]
+    job.add(3, [4, 7], late(7, 6.0))
+    assert [root.rank for root in judge(job.evidence()).roots] != [4]
 
 
 def test_broadcast_says_nothing_about_lateness() -> None:

@@ -159,6 +159,19 @@ class TestBetterEvidence:
         assert feed(core, job, 20.0, hidden=[guilty]) == []
         assert core.decisions["worse"] >= 1
 
+    def test_another_culprit_at_the_same_confidence_does_not_replace_the_first(self) -> None:
+        core = LocalizerCore()
+        first = inject("h1", SimulatedJob(SHAPE, 3)).job
+        register(core, first)
+        feed(core, first)
+        other = next(
+            job
+            for seed in range(4, 40)
+            if (job := inject("h1", SimulatedJob(SHAPE, seed)).job) and job.ranks[2].halted is False
+        )
+        assert feed(core, other, 12.0) == []
+        assert core.decisions["worse"] >= 1
+
     def test_killing_a_hung_job_does_not_change_the_cause(self, hung: SimulatedJob) -> None:
         core = LocalizerCore()
         register(core, hung)

@@ -130,7 +130,12 @@ def _wait_step(waits: npt.NDArray[np.float64], ranks: Ints) -> int | None:
 
 
 def _first_cause(situation: Situation, keys: list[SlowKey]) -> SlowKey:
-    """The key whose late rank waits nowhere else, then the one that lost most time."""
+    """The key whose late rank waits nowhere else and is late in most communicators.
+
+    A rank that computes slowly is late wherever it synchronises; one that only got its input late is
+    not late against ranks that got theirs at the same time. Among equals the communicator with most
+    rounds decides: lateness shows first where ranks meet most often.
+    """
     waited: Counter[int] = Counter()
     for key in keys:
         worst = max(key.excess.values())
@@ -138,9 +143,13 @@ def _first_cause(situation: Situation, keys: list[SlowKey]) -> SlowKey:
             if excess > 0.5 * worst:
                 waited[rank] += 1
 
-    def order(key: SlowKey) -> tuple[int, int, float]:
+    late_in: dict[int, set[int]] = {}
+    for key in keys:
+        late_in.setdefault(key.late.most_common(1)[0][0], set()).add(key.comm)
+
+    def order(key: SlowKey) -> tuple[int, int, int, float]:
         late = key.late.most_common(1)[0][0]
-        return (-waited[late], sum(other.late[late] for other in keys), max(key.excess.values()))
+        return (-waited[late], len(late_in[late]), key.last_round, max(key.excess.values()))
 
     return max(keys, key=order)
 

@@ -7,6 +7,7 @@ from paceline.analysis.judge import Judgement
 from paceline.contracts.verdicts import Verdict, VerdictClass
 
 WRITERS_MAX = 1024
+REPLACE_MARGIN = 0.05
 
 
 class Publish(str, Enum):
@@ -74,11 +75,21 @@ def decide(episode: Episode, judgement: Judgement, waited_s: float, policy: Epis
         return Publish.BETTER
     if new.verdict_class is VerdictClass.DEAD_PROCESS:
         return Publish.TEARDOWN  # a job that hung is killed in the end; the hang remains the cause
-    return Publish.BETTER if new.confidence >= old.confidence else Publish.WORSE
+    # Another culprit at about the same confidence is a guess against a guess: the first one stands.
+    margin = 0.0 if _names_more(new, old) else REPLACE_MARGIN
+    return Publish.BETTER if new.confidence >= old.confidence + margin else Publish.WORSE
+
+
+def _names_more(new: Verdict, old: Verdict) -> bool:
+    """Whether `new` accuses the same roots and perhaps further ones."""
+    return set(_roots(old)) <= set(_roots(new))
 
 
 def _cause(verdict: Verdict) -> tuple[object, ...]:
-    roots = tuple(
+    return (verdict.verdict_class, verdict.sub_reason, _roots(verdict))
+
+
+def _roots(verdict: Verdict) -> tuple[tuple[object, ...], ...]:
+    return tuple(
         (root.kind, root.rank, root.node, root.peer_rank, root.name, root.ranks) for root in verdict.roots
     )
-    return (verdict.verdict_class, verdict.sub_reason, roots)
