@@ -10,6 +10,8 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
 from paceline.contracts.ids import new_id
+from paceline.contracts.registry import JobRecord, JobState, NodeRecord, RankRecord
+from paceline.incidents.registry import write_job, write_nodes
 from paceline.store import Database, migrate
 from paceline.store.actors import system
 from paceline.store.incident_changes import append_stream_event
@@ -17,6 +19,7 @@ from paceline.store.models.audit import AuditEntry
 from paceline.store.models.incident import Incident
 from paceline.store.repositories.audit import AuditRepository, find_break
 from paceline.store.repositories.evidence import EvidenceRepository
+from paceline.store.repositories.jobs import JobRepository
 from paceline.store.repositories.outbox import OutboxRepository
 from paceline.store.schema import SchemaDriftError, check, downgrade
 
@@ -113,6 +116,35 @@ class TestOutbox:
             assert await OutboxRepository(session).delete_published_before(AT + timedelta(days=1), 10) == 1
             rows = await OutboxRepository(session).after(0, 10)
         assert [row.job for row in rows] == ["a", "c"]
+
+
+class TestRegistry:
+    @staticmethod
+    async def _register(store: Database, job: str, *, ended: bool, seen: datetime = AT) -> None:
+        record = JobRecord(
+            job, "a1", "c", "t", "u", "n", 8, 1, JobState.FINISHED if ended else JobState.RUNNING,
+            "declared", "declared", AT.timestamp(), ended_unix_s=AT.timestamp() if ended else None,
+        )  # fmt: skip
+        node = NodeRecord(job, "a1", "n1", "n1/agent", (RankRecord(0, 0, 1, 2),))
+        async with store.transaction() as session:
+            await write_nodes(session, [node], seen)
+        async with store.transaction() as session:
+            await write_job(session, record, AT, "http://console")
+
+    async def test_what_ended_or_fell_silent_long_ago_goes_and_the_rest_stays(self, store: Database) -> None:
+        later = AT + timedelta(days=31)
+        await self._register(store, "ended", ended=True)
+        await self._register(store, "silent", ended=False)
+        await self._register(store, "long-running", ended=False, seen=later)
+        async with store.transaction() as session:
+            jobs = JobRepository(session)
+            assert await jobs.delete_registry_before(AT + timedelta(days=30), 10) == 2 * 3
+            assert await jobs.delete_registry_before(AT + timedelta(days=30), 10) == 0
+        for table in ("jobs", "job_attempts", "job_nodes"):
+            column = "id" if table == "jobs" else "job"
+            async with store.transaction() as session:
+                left = await session.scalars(text(f"SELECT {column} FROM {table}"))
+            assert list(left) == ["long-running"], table
 
 
 class TestEvidence:

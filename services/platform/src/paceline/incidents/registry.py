@@ -170,7 +170,7 @@ async def write_job(session: AsyncSession, record: JobRecord, at: datetime, cons
     if news is JobNews.NOTHING:
         return news
     if news is JobNews.RENAMED and row is not None:
-        await jobs.delete_attempt(record.job, row.attempt)
+        await jobs.delete_attempts([(record.job, row.attempt)])
     if news in (JobNews.ENDED, JobNews.UPDATED) and row is not None:
         # Agents on several nodes say when they saw it first.
         record = replace(record, started_unix_s=min(record.started_unix_s, to_unix(row.started_at)))

@@ -27,7 +27,7 @@ class IncidentsSettings(BaseSettings):
     evidence_days_max: Count = 30
     evidence_bytes_max: Count = 10 << 30
     incident_days_max: Count = 365  # resolved ones
-    registry_days_max: Count = 30  # nodes and communicators of ended attempts
+    registry_days_max: Count = 30  # ended attempts, and those that no agent speaks of any more
     outbox_days_max: Count = 7
     cleanup_interval_s: Seconds = 60.0
     cleanup_rows_max: Count = 500  # of each kind in one round: a round never holds locks for long

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, func, select, text, tuple_
+from sqlalchemy import delete, exists, func, select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -127,22 +127,32 @@ class JobRepository:
             changes = {name: statement.excluded[name] for name in rows[0] if name not in keys}
             await self._session.execute(statement.on_conflict_do_update(index_elements=keys, set_=changes))
 
-    async def delete_attempt(self, job: str, attempt: str) -> None:
-        """Forget an attempt whose provisional name has been replaced."""
-        await self._session.execute(
-            delete(JobAttempt).where(JobAttempt.job == job, JobAttempt.attempt == attempt)
-        )
-
-    async def delete_registry_before(self, at: datetime, limit: int) -> int:
-        """Drop nodes and communicators of at most `limit` attempts that ended before `at`."""
-        query = select(JobAttempt.job, JobAttempt.attempt).where(JobAttempt.ended_at < at).limit(limit)
-        attempts = [tuple(row) for row in (await self._session.execute(query)).all()]
+    async def delete_attempts(self, attempts: Sequence[tuple[str, str]]) -> int:
+        """Forget attempts with their nodes and communicators; returns how many rows that were."""
         dropped = 0
-        for model in (JobNode, JobCommunicator):
+        for model in (JobNode, JobCommunicator, JobAttempt):
             result = await self._session.execute(
                 delete(model).where(tuple_(model.job, model.attempt).in_(attempts)).returning(model.job)
             )
             dropped += len(result.all())
-        for job, attempt in attempts:
-            await self.delete_attempt(job, attempt)
         return dropped
+
+    async def delete_registry_before(self, at: datetime, limit: int) -> int:
+        """Drop at most `limit` attempts that ended before `at`, or that no agent has spoken of since
+        (the end of some is never told); and the job, where it was the newest attempt."""
+        spoken_of = exists().where(
+            JobNode.job == JobAttempt.job, JobNode.attempt == JobAttempt.attempt, JobNode.updated_at >= at
+        )
+        is_over = (JobAttempt.ended_at < at) | (JobAttempt.ended_at.is_(None) & ~spoken_of)
+        query = (
+            select(JobAttempt.job, JobAttempt.attempt)
+            .where(JobAttempt.started_at < at, is_over)
+            .order_by(JobAttempt.started_at)
+            .limit(limit)
+        )
+        attempts = [(job, attempt) for job, attempt in (await self._session.execute(query)).all()]
+        dropped = await self.delete_attempts(attempts)
+        gone = await self._session.execute(
+            delete(Job).where(tuple_(Job.id, Job.attempt).in_(attempts)).returning(Job.id)
+        )
+        return dropped + len(gone.all())
