@@ -1,7 +1,7 @@
 """Cursors, problems, the body limit, the console's files: without a database."""
 
 import contextlib
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from paceline.api.console import find_file
 from paceline.api.errors import ApiError, InvalidRequest, NotFound, StaleVersion, responses
 from paceline.api.events.endpoints import gap_reason, parse_event_id
+from paceline.api.incidents.page import detected_at
 from paceline.api.jobs.service import sort_axes
 from paceline.api.middleware import read_trace_id
 from paceline.api.openapi import render_openapi
@@ -20,6 +21,8 @@ from paceline.api.pagination import (
     decode_time_cursor,
     encode_cursor,
 )
+from paceline.store.models.incident import Incident
+from paceline.store.models.timeline import TimelineEntry
 
 ROOT = Path(__file__).parents[3]
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone.utc)
@@ -123,6 +126,18 @@ def test_files_of_the_console(tmp_path: Path) -> None:
     assert find_file(root, "../secret.txt") is None
     assert find_file(root, "a\0b") is None
     assert find_file(root, "a" * 300) is None
+
+
+def test_a_reopened_incident_was_detected_when_it_was_reopened() -> None:
+    incident = Incident(opened_at=AT, reopened_count=0)
+    entries = [
+        TimelineEntry(kind=kind, at=AT + timedelta(minutes=minutes))
+        for minutes, kind in ((30, "updated"), (20, "reopened"), (10, "reopened"), (0, "opened"))
+    ]
+    assert detected_at(incident, entries) == AT
+    incident.reopened_count = 2
+    assert detected_at(incident, entries) == AT + timedelta(minutes=20)
+    assert detected_at(incident, []) == AT
 
 
 def test_axes_in_the_order_of_the_layout() -> None:

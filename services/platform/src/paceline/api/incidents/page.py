@@ -1,6 +1,7 @@
 """From rows to the read models of incidents."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -23,6 +24,7 @@ from paceline.api.incidents.schemas import (
     WhatNext,
     Why,
 )
+from paceline.contracts.events import EventType
 from paceline.contracts.ids import format_ranks, parse_ranks
 from paceline.contracts.verdicts import Root, Verdict
 from paceline.store.incident_changes import read_verdict
@@ -41,6 +43,7 @@ TIMELINE_MAX = 200
 REVISIONS_MAX = 50
 COMMUNICATORS_MAX = 64
 DELIVERIES_MAX = 50
+REOPENED = EventType.INCIDENT_REOPENED.short.partition(".")[2]  # kind of its timeline entry
 OBSERVE = "observe"  # no action is ever dispatched by this release
 
 
@@ -64,7 +67,7 @@ async def build_page(session: AsyncSession, incident: Incident) -> IncidentRead:
         world_size=None if job is None else job.world_size,
         cluster="" if job is None else job.cluster,
         user="" if job is None else job.user,
-        what_happened=_what_happened(incident, verdict, communicators),
+        what_happened=_what_happened(incident, verdict, communicators, detected_at(incident, timeline)),
         why=_why(verdict, revisions, bundles),
         what_next=WhatNext(
             action=ActionRead.model_validate(verdict.action), owner=verdict.owner, mode=OBSERVE
@@ -106,10 +109,17 @@ def _operation(verdict: Verdict) -> OperationRead | None:
     return None if verdict.operation is None else OperationRead.model_validate(verdict.operation)
 
 
+def detected_at(incident: Incident, timeline: Sequence[TimelineEntry]) -> datetime:
+    """When the present stall was noticed: a reopened incident has a newer one than it was opened for.
+    `timeline` is newest first."""
+    reopened = (entry.at for entry in timeline if entry.kind == REOPENED)
+    return next(reopened, incident.opened_at) if incident.reopened_count else incident.opened_at
+
+
 def _what_happened(
-    incident: Incident, verdict: Verdict, communicators: Sequence[JobCommunicator]
+    incident: Incident, verdict: Verdict, communicators: Sequence[JobCommunicator], noticed_at: datetime
 ) -> WhatHappened:
-    detected_after = (incident.opened_at - incident.stalled_at).total_seconds()
+    detected_after = (noticed_at - incident.stalled_at).total_seconds()
     return WhatHappened(
         summary=verdict.summary,
         verdict_class=verdict.verdict_class,
@@ -121,7 +131,7 @@ def _what_happened(
         communicators_waiting=verdict.communicators_waiting,
         communicators=involved_communicators(verdict, communicators),
         stalled_at=incident.stalled_at,
-        detected_at=incident.opened_at,
+        detected_at=noticed_at,
         detected_after_s=round(max(0.0, detected_after), 3),
         stalled_s=verdict.stalled_s,
     )
