@@ -10,7 +10,7 @@ import {
   firstRootRank,
   summaryText,
 } from "../src/pages/incident/summary";
-import { filterEntries } from "../src/pages/incident/timeline";
+import { filterEntries, stateText } from "../src/pages/incident/timeline";
 
 const ROOT: Root = {
   kind: "rank",
@@ -58,6 +58,11 @@ it("summary for a chat holds label, cause, owner and link", () => {
   expect(summaryText(INCIDENT, "http://x/incidents/1")).toBe(
     "INC-3 H1 rank 5 never entered\njob llama, confidence 97 %, owner user_code\nhttp://x/incidents/1",
   );
+});
+
+it("a slow job is not said to stand still", () => {
+  expect(stateText("S1")).toBe("The job is still slow.");
+  expect(stateText("H1")).toBe("The job has not made progress since.");
 });
 
 it("timeline separates people from machines", () => {

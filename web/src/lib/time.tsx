@@ -9,7 +9,7 @@ export function formatAge(seconds: number): string {
   return `${Math.round(age / 86400)} d`;
 }
 
-/** Local wall time with seconds; the title carries the date and the zone. */
+/** Local wall time with seconds, without the date. */
 export function formatClock(iso: string): string {
   return new Date(iso).toLocaleTimeString(undefined, { hour12: false });
 }

@@ -13,6 +13,13 @@ export function filterEntries(entries: readonly Entry[], filter: Filter): readon
   return entries.filter((entry) => (entry.actor_type === "system") === (filter === "machine"));
 }
 
+/** What an open incident says of its job: a slow one does make progress. */
+export function stateText(verdict: Incident["verdict_class"]): string {
+  return verdict.startsWith("S")
+    ? "The job is still slow."
+    : "The job has not made progress since.";
+}
+
 export function Timeline({ incident }: { readonly incident: Incident }) {
   const [filter, setFilter] = useState<Filter>("all");
   const { did_it_happen: outcome } = incident;
@@ -21,7 +28,7 @@ export function Timeline({ incident }: { readonly incident: Incident }) {
       <p className="mb-3">
         {incident.status === "resolved"
           ? `Resolved by ${incident.resolved_by ?? "unknown"}: ${incident.resolution || "no reason given"}.`
-          : "The job has not made progress since."}
+          : stateText(incident.verdict_class)}
       </p>
       <fieldset className="mb-2 flex gap-3 text-soft text-xs">
         <legend className="sr-only">Show entries by</legend>
@@ -41,7 +48,10 @@ export function Timeline({ incident }: { readonly incident: Incident }) {
         {filterEntries(outcome.timeline, filter).map((entry) => (
           <li key={entry.id}>
             <span className="text-soft text-xs">
-              {formatClock(entry.at)} · {entry.actor}
+              <time dateTime={entry.at} title={new Date(entry.at).toString()}>
+                {formatClock(entry.at)}
+              </time>{" "}
+              · {entry.actor}
               {entry.source !== entry.actor && ` · ${entry.source}`}
             </span>
             <span className="block break-words">{entry.message}</span>
