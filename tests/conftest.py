@@ -22,7 +22,8 @@ import pytest
 import structlog
 
 from paceline.lab.kafka import LocalKafka
-from paceline.lab.postgres import URL_VARIABLE, LocalPostgres
+from paceline.lab.postgres import LocalPostgres
+from paceline.lab.postgres_binaries import URL_VARIABLE
 
 T = TypeVar("T")
 Eventually = Callable[..., Awaitable[T]]

