@@ -65,7 +65,10 @@ def make_groups(world: int, tp: int) -> list[Group]:
     """Tensor groups of neighbours, data groups across them, the world."""
     groups = [Group(f"tp_{at}", "tp", tuple(range(at * tp, at * tp + tp))) for at in range(world // tp)]
     groups += [Group(f"dp_{at}", "dp", tuple(range(at, world, tp))) for at in range(tp)]
-    return [*(group for group in groups if len(group.ranks) > 1), Group("world", "world", tuple(range(world)))]
+    return [
+        *(group for group in groups if len(group.ranks) > 1),
+        Group("world", "world", tuple(range(world))),
+    ]
 
 
 class Board:
