@@ -3,22 +3,24 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
-
-from aiokafka import AIOKafkaConsumer
 
 from paceline.contracts.events import IncidentEvent
 from paceline.contracts.schemas import ContractError
 from paceline.contracts.topics import INCIDENTS, VERDICTS
 from paceline.contracts.verdicts import RootKind, Verdict, VerdictClass, VerdictRecord
+from paceline.lab.processes import LabError
 from paceline.runtime.cloud_events import decode_event
-from paceline.runtime.kafka import client_options
+from paceline.runtime.consumer import Consumer
+from paceline.runtime.options import ConsumerOptions, Start
+from paceline.runtime.record import BadRecord, Record
 from paceline.runtime.settings import KafkaSettings
 
 KEPT_MAX = 1000
+SUBSCRIBE_S_MAX = 30.0
 T = TypeVar("T")
 
 
@@ -38,6 +40,23 @@ class Watch:
     verdicts: list[Seen[VerdictRecord]] = field(default_factory=list)
     incidents: list[Seen[IncidentEvent]] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def take(self, records: Sequence[Record]) -> Sequence[BadRecord]:
+        """Records of both topics; what cannot be read is somebody else's to report."""
+        received_ns = time.monotonic_ns()
+        for record in records:
+            with contextlib.suppress(ContractError):
+                if record.topic == VERDICTS.name:
+                    _, verdict = decode_event(VerdictRecord, record.headers, record.value)
+                    if verdict.job == self.job and len(self.verdicts) < KEPT_MAX:
+                        self.verdicts.append(Seen(received_ns, verdict))
+                else:
+                    _, event = decode_event(IncidentEvent, record.headers, record.value)
+                    if event.job == self.job and len(self.incidents) < KEPT_MAX:
+                        self.incidents.append(Seen(received_ns, event))
+        async with self.changed:
+            self.changed.notify_all()
+        return ()
 
     async def wait_for_decision(self, timeout_s: float) -> Seen[IncidentEvent] | None:
         """The first event of an incident whose verdict decides; None where none came in time."""
@@ -76,33 +95,18 @@ def is_right(verdict: Verdict, fault: str, rank: int) -> bool:
 
 @asynccontextmanager
 async def watching(settings: KafkaSettings, job: str) -> AsyncIterator[Watch]:
-    """A watch that is fed until the block ends; subscribed from now on when the block begins."""
+    """A watch that is fed until the block ends; it sees what is written from the beginning of the block."""
     watch = Watch(job)
-    consumer = AIOKafkaConsumer(
-        VERDICTS.name, INCIDENTS.name, auto_offset_reset="latest", **client_options(settings, "paceline-demo")
-    )
+    consumer = Consumer(
+        settings, [VERDICTS, INCIDENTS], None, watch.take, producer=None, name="demo-watch",
+        options=ConsumerOptions(start=Start.LATEST),
+    )  # fmt: skip
     await consumer.start()
-    await consumer.seek_to_end()
-    feeding = asyncio.create_task(_feed(consumer, watch))
     try:
+        try:
+            await asyncio.wait_for(consumer.caught_up.wait(), SUBSCRIBE_S_MAX)
+        except TimeoutError:
+            raise LabError(f"Kafka at {settings.bootstrap} gave no partitions to read") from None
         yield watch
     finally:
-        feeding.cancel()
-        await asyncio.gather(feeding, return_exceptions=True)
         await consumer.stop()
-
-
-async def _feed(consumer: AIOKafkaConsumer, watch: Watch) -> None:
-    async for record in consumer:
-        received_ns = time.monotonic_ns()
-        with contextlib.suppress(ContractError):
-            if record.topic == VERDICTS.name:
-                _, verdict = decode_event(VerdictRecord, record.headers, record.value)
-                if verdict.job == watch.job and len(watch.verdicts) < KEPT_MAX:
-                    watch.verdicts.append(Seen(received_ns, verdict))
-            else:
-                _, event = decode_event(IncidentEvent, record.headers, record.value)
-                if event.job == watch.job and len(watch.incidents) < KEPT_MAX:
-                    watch.incidents.append(Seen(received_ns, event))
-        async with watch.changed:
-            watch.changed.notify_all()
