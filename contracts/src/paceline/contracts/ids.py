@@ -63,9 +63,13 @@ def format_ranks(ranks: Sequence[int]) -> str:
     return ",".join(parts)
 
 
-def parse_ranks(text: str, count_max: int = 1_000_000) -> list[int]:
-    """Inverse of `format_ranks`; ValueError names the part that is wrong."""
-    ranks: list[int] = []
+def rank_spans(text: str, count_max: int = 1_000_000) -> list[range]:
+    """The parts of `format_ranks` unexpanded: what it costs follows from the text, not from the ranks.
+
+    ValueError names the part that is wrong.
+    """
+    spans: list[range] = []
+    count = 0
     for part in filter(None, text.split(",")):
         body, _, step = part.partition("/")
         first, dash, last = body.partition("-")
@@ -73,7 +77,13 @@ def parse_ranks(text: str, count_max: int = 1_000_000) -> list[int]:
             low, high, stride = int(first), int(last) if dash else int(first), int(step or 1)
         except ValueError:
             raise ValueError(f"ranks {text[:80]!r}: {part[:80]!r} is not N, N-M or N-M/STEP") from None
-        if stride < 1 or high < low or (high - low) // stride + len(ranks) >= count_max:
+        if stride < 1 or high < low or (high - low) // stride + count >= count_max:
             raise ValueError(f"ranks {text[:80]!r}: {part[:80]!r} is empty or exceeds {count_max} ranks")
-        ranks.extend(range(low, high + 1, stride))
-    return ranks
+        count += (high - low) // stride + 1
+        spans.append(range(low, high + 1, stride))
+    return spans
+
+
+def parse_ranks(text: str, count_max: int = 1_000_000) -> list[int]:
+    """Inverse of `format_ranks`; ValueError names the part that is wrong."""
+    return [rank for span in rank_spans(text, count_max) for rank in span]

@@ -7,6 +7,7 @@ only by the agent that has rank 0, so that agents do not overwrite each other.
 from dataclasses import dataclass, field, replace
 
 from paceline.agent.exits import Ended
+from paceline.agent.ranks import has_rank
 from paceline.contracts import ids
 from paceline.contracts.agent_socket import CommunicatorOpened, Hello
 from paceline.contracts.registry import (
@@ -143,8 +144,8 @@ def open_communicator(job: LocalJob, rank: int, message: CommunicatorOpened) -> 
     )
     if known is not None and (known.ranks, known.instance) != (record.ranks, record.instance):
         return f"communicator {name} has ranks {known.ranks} already, rank {rank} says {record.ranks[:80]}"
-    ranks = ids.parse_ranks(message.ranks)
-    if rank not in ranks or max(ranks) >= job.world_size:
+    spans = ids.rank_spans(message.ranks)  # distinct already, so none below the world's size is too many
+    if not has_rank(spans, rank) or max(span[-1] for span in spans) >= job.world_size:
         return f"communicator {name} of rank {rank} has ranks {record.ranks[:80]} of {job.world_size}"
     if known is None and len(job.communicators) >= COMMUNICATORS_PER_JOB_MAX:
         return f"job {job.job!r} has {COMMUNICATORS_PER_JOB_MAX} communicators already, the bound"
@@ -182,4 +183,4 @@ def close_communicator(job: LocalJob, rank: int, name: str) -> bool:
 
 def first_rank(record: CommunicatorRecord) -> int:
     """The first rank of a communicator; the agent of its node repeats and closes the record."""
-    return ids.parse_ranks(record.ranks)[0]
+    return ids.rank_spans(record.ranks)[0].start
