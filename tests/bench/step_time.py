@@ -1,9 +1,11 @@
 """Training step time with and without Paceline, in interleaved pairs inside the same processes.
 
-Two DDP models with equal weights train on the same data in the same ranks: one over a plain gloo
-group, one over an observed group. Blocks of steps alternate ABBA, so that drift of the machine
-falls on both. Prints one JSON object: the ratio of the observed to the plain step time (median of
-the pairs) with a bootstrap 95% interval, on the slowest rank of each block.
+One model trains in the same ranks on the same data, in blocks that alternate ABBA between a plain
+gloo group and an observed one, so that drift of the machine falls on both. Each block wraps the model
+in DDP anew and takes a few steps before the clock starts: two models side by side differ by some
+percent through the places of their memory alone. Prints one JSON object: the ratio of the observed to
+the plain step time (median of the pairs) with a bootstrap 95% interval, on the slowest rank of each
+block. `--control` makes both groups plain and so shows what the machine alone does.
 
     python tests/bench/step_time.py --ranks 2 --pairs 60
 """
@@ -21,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 BOOTSTRAPS = 4000
-WARMUP_BLOCKS = 4
+WARMUP_STEPS = 3  # DDP rebuilds its buckets in the second
 
 
 def free_port() -> int:
@@ -53,12 +55,12 @@ def pair_ratios(blocks: Sequence[str], seconds: Sequence[float]) -> list[float]:
     return ratios
 
 
-def build(torch: Any, width: int, layers: int, group: Any) -> tuple[Any, Any]:
+def build(torch: Any, width: int, layers: int) -> tuple[Any, Any]:
     torch.manual_seed(1)
     parts: list[Any] = []
     for _ in range(layers):
         parts += [torch.nn.Linear(width, width), torch.nn.GELU()]
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*parts), process_group=group)
+    model = torch.nn.Sequential(*parts)
     return model, torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
@@ -70,34 +72,33 @@ def worker(arguments: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    plain_group = dist.new_group()
+    groups = {"plain": dist.new_group()}
     if not arguments.control and not trainer.attach(name="step-time"):
         raise SystemExit("the hook could not be installed")
-    observed_group = dist.new_group()
-    models = {
-        "plain": build(torch, arguments.width, arguments.layers, plain_group),
-        "observed": build(torch, arguments.width, arguments.layers, observed_group),
-    }
+    groups["observed"] = dist.new_group()
+    model, optimizer = build(torch, arguments.width, arguments.layers)
     batch = torch.randn(arguments.batch, arguments.width)
 
+    def train(parallel: Any, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            parallel(batch).square().mean().backward()
+            optimizer.step()
+
     def run_block(kind: str) -> tuple[float, float]:
-        model, optimizer = models[kind]
+        parallel = torch.nn.parallel.DistributedDataParallel(model, process_group=groups[kind])
+        train(parallel, WARMUP_STEPS)
         dist.barrier()
         cpu_ns, started_ns = time.process_time_ns(), time.perf_counter_ns()
-        for _ in range(arguments.steps):
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
+        train(parallel, arguments.steps)
         return (time.perf_counter_ns() - started_ns) / 1e9, (time.process_time_ns() - cpu_ns) / 1e9
 
-    for index in range(WARMUP_BLOCKS):
-        run_block("plain" if index % 2 else "observed")
     blocks = order(arguments.pairs)
     times = torch.tensor([run_block(kind) for kind in blocks], dtype=torch.float64)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
         wall, cpu = times[:, 0].tolist(), times[:, 1].tolist()
-        print(json.dumps(report(arguments, blocks, wall, cpu, type(observed_group).__name__)))
+        print(json.dumps(report(arguments, blocks, wall, cpu, type(groups["observed"]).__name__)))
     dist.destroy_process_group()
 
 

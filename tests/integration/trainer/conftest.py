@@ -1,4 +1,11 @@
-"""An agent that only listens, and launching of ranks; torch is imported as rarely as possible (3 s each)."""
+"""An agent that only listens, and launching of ranks; torch is imported as rarely as possible (3 s each).
+
+The programs run on the torch of this environment, or of another interpreter:
+
+    uv venv /tmp/newest && uv pip install --python /tmp/newest/bin/python torch numpy \\
+        -e contracts -e kernels -e agents/trainer
+    PACELINE_TEST_PYTHON=/tmp/newest/bin/python pytest tests/integration/trainer/test_trainer_callers.py
+"""
 
 import os
 import socket
@@ -155,12 +162,19 @@ def launch() -> Callable[..., list[Ended]]:
         program: str, *arguments: str, ranks: int = 2, environment: Mapping[str, str] | None = None
     ) -> Any:
         job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-        command = [sys.executable, str(PROGRAMS / program), *arguments]
+        interpreter = os.environ.get("PACELINE_TEST_PYTHON", sys.executable)
+        command = [interpreter, str(PROGRAMS / program), *arguments]
         processes = [
             start(command, {**job, "RANK": str(rank), "LOCAL_RANK": str(rank), **(environment or {})})
             for rank in range(ranks)
         ]
-        return [end(process) for process in processes]
+        try:
+            return [end(process) for process in processes]
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
 
     return run
 
