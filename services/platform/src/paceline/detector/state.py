@@ -63,7 +63,13 @@ class SnapshotShelf:
             return
         self._record_keys.setdefault(key, set()).add(record_key)
         stored = self._stored.get(key)
-        if stored is not None and head.saved_unix_s < stored.head.saved_unix_s:
+        # By place in the log of frames, as `DetectorCore.adopt` decides: clocks of hosts differ. A
+        # block that moved to another partition counts from there; its snapshots come in order.
+        if (
+            stored is not None
+            and head.partition == stored.head.partition
+            and head.snapshot_id < stored.head.snapshot_id
+        ):
             return
         if stored is None or head != replace(stored.head, chunk=head.chunk):
             self._remove(key)
