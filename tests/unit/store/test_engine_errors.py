@@ -1,5 +1,11 @@
 """Addresses, and which errors are worth another try."""
 
+import asyncio
+import errno
+import socket
+import ssl
+from pathlib import Path
+
 import asyncpg
 import pytest
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError
@@ -31,6 +37,15 @@ class _Origin(Exception):
     [
         (ConnectionRefusedError(), True),
         (TimeoutError(), True),
+        (asyncio.TimeoutError(), True),
+        (socket.gaierror(socket.EAI_AGAIN, "temporary failure"), True),
+        (OSError(errno.EHOSTUNREACH, "no route to host"), True),
+        (OSError("Multiple exceptions: [Errno 111] ('::1', 1), [Errno 101] ('h', 1)"), True),
+        (ssl.SSLEOFError(), True),
+        (ssl.SSLCertVerificationError(1, "certificate verify failed"), False),
+        (OSError(errno.ENOSPC, "no space left on device"), False),
+        (PermissionError(errno.EACCES, "permission denied", "/f"), False),
+        (FileNotFoundError(errno.ENOENT, "no such file", "/f"), False),
         (asyncpg.InterfaceError("connection is closed"), True),
         (asyncpg.DataError("invalid input for query argument $1"), False),
         (InterfaceError("s", None, _Origin(None)), False),
@@ -54,3 +69,9 @@ def test_times_that_no_timestamp_holds(bad: float) -> None:
 
 def test_times_there_and_back() -> None:
     assert to_unix(from_unix(1_767_323_045.25)) == 1_767_323_045.25
+
+
+async def test_server_whose_unix_socket_is_gone_is_away(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        await asyncpg.connect(host=str(tmp_path), port=1, user="u", database="d", timeout=2)
+    assert is_transient(caught.value)

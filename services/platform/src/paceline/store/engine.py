@@ -1,6 +1,9 @@
 """The connection pool, transactions, and which errors are worth another try."""
 
 import asyncio
+import errno
+import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,6 +16,19 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 # SQLSTATE classes that say nothing about the statement: connection lost, rolled back by a
 # conflict, resources, server shutting down or starting.
 TRANSIENT_CLASSES = ("08", "40", "53", "57")
+# Other operating system errors are of files, and those do not heal by waiting.
+_UNREACHABLE = frozenset(
+    {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL}
+)
+_CONNECTION_ERRORS = (
+    PoolTimeoutError,
+    TimeoutError,
+    asyncio.TimeoutError,
+    ConnectionError,
+    socket.gaierror,
+    ssl.SSLEOFError,
+    ssl.SSLZeroReturnError,
+)
 
 
 class Database:
@@ -81,8 +97,10 @@ def driver_dsn(url: str) -> str:
 
 def is_transient(error: BaseException) -> bool:
     """Whether trying the whole transaction again may succeed without anybody changing anything."""
-    if isinstance(error, PoolTimeoutError | asyncio.TimeoutError | ConnectionError | OSError):
+    if isinstance(error, _CONNECTION_ERRORS):
         return True
+    if isinstance(error, OSError):
+        return _is_unreachable(error)
     if isinstance(error, asyncpg.InterfaceError):
         # asyncpg says the same of a value that fits no column: waiting would not make it fit.
         return not isinstance(error, ValueError) and "closed" in str(error)
@@ -92,3 +110,12 @@ def is_transient(error: BaseException) -> bool:
             return True
         state = getattr(error.orig, "sqlstate", None)
     return isinstance(state, str) and state.startswith(TRANSIENT_CLASSES)
+
+
+def _is_unreachable(error: OSError) -> bool:
+    """Whether `error` comes from connecting, although its class says nothing of it."""
+    if error.errno is None:  # asyncio, where a name has several addresses and each failed differently
+        return str(error).startswith("Multiple exceptions")
+    if error.errno == errno.ENOENT:  # connect() to the unix socket of a stopped server names no file
+        return error.filename is None
+    return error.errno in _UNREACHABLE
