@@ -1,13 +1,14 @@
 """What the agent leaves on disk for its successor, and what it does with nonsense there."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.agent.delivery import Event, EventQueue
-from paceline.agent.event_file import EventFile
+from paceline.agent.event_file import FEW_EVENTS, EventFile
 from paceline.agent.state_file import FILE_BYTES_MAX, StateFile
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import HealthEvent, HealthKind, NodeRecord, RankRecord
@@ -41,6 +42,51 @@ def test_delivered_events_do_not_come_back(tmp_path: Path) -> None:
     queue.remove(queue.head(10))
     file.save()
     assert EventFile(tmp_path / "events.json", EventQueue(Counter())).restore() == 0
+
+
+def count_writes(file: EventFile, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    sizes: list[int] = []
+    write = file.file.write
+    monkeypatch.setattr(file.file, "write", lambda data: (sizes.append(len(data)), write(data)))
+    return sizes
+
+
+def many(number: int) -> list[Event]:
+    _, health = waiting()
+    return [replace(health, id=f"m{index}") for index in range(number)]
+
+
+def test_an_outage_writes_its_events_when_they_change_and_not_at_every_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = EventQueue(Counter())
+    file = EventFile(tmp_path / "events.json", queue)
+    writes = count_writes(file, monkeypatch)
+    queue.push(waiting()[0])
+    for second in range(10):
+        file.save_sometimes(second * 10**9)
+    assert len(writes) == 1  # nothing changed
+    queue.push(waiting()[1])
+    file.save_sometimes(10 * 10**9)
+    assert len(writes) == 2  # few are kept at once
+    for second, event in enumerate(many(FEW_EVENTS + 20), 11):
+        queue.push(event)
+        file.save_sometimes(second * 10**9)
+    assert len(writes) == 2 + FEW_EVENTS - 2 + 4  # the last 22 s every 5 s
+    file.save()
+    again = EventQueue(Counter())
+    assert EventFile(tmp_path / "events.json", again).restore() == len(queue)
+
+
+def test_events_that_the_disk_refused_are_written_at_the_next_sample(tmp_path: Path) -> None:
+    queue = EventQueue(Counter())
+    file = EventFile(tmp_path / "absent" / "events.json", queue)
+    queue.push(waiting()[0])
+    file.save_sometimes(0)
+    assert file.file.failures == 1
+    (tmp_path / "absent").mkdir()
+    file.save_sometimes(10**9)
+    assert EventFile(tmp_path / "absent" / "events.json", EventQueue(Counter())).restore() == 1
 
 
 @pytest.mark.parametrize(

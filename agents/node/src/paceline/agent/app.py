@@ -108,9 +108,11 @@ class AgentApp:
         await self._tasks.cancel()
         self._server.stop()
         self.roster.release_all()
+        for job in self.roster.jobs.values():
+            self.roster.sync(job)  # what came since the last sample
         if not await self._deliverer.drain(self._settings.drain_s):
             log.warning("left_behind", events=len(self._events), frames=len(self._frames))
-        self._save_state()
+        self._save_state(last=True)
         await self._publisher.stop()
         self._ring.close()
 
@@ -142,9 +144,12 @@ class AgentApp:
     def _last_words(self, process: Process) -> None:
         self.sampler.last_words(process)
 
-    def _save_state(self) -> None:
+    def _save_state(self, *, last: bool = False) -> None:
         self._roster_file.save(self.roster)
-        self._event_file.save()
+        if last:
+            self._event_file.save()
+        else:
+            self._event_file.save_sometimes(self._clock.monotonic_ns())
         failures = self._roster_file.file.failures + self._event_file.file.failures
         if failures:
             self.drops["state_file"] = failures

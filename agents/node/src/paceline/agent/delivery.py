@@ -76,6 +76,7 @@ class EventQueue:
     """Events in order; of several registry records of one key and attempt the newest stays."""
 
     def __init__(self, drops: Counter[str], events_max: int = EVENTS_MAX) -> None:
+        self.changes = 0  # grows whenever the content does or may have changed
         self._events: dict[str, Event] = {}
         self._drops = drops
         self._events_max = events_max
@@ -90,11 +91,13 @@ class EventQueue:
             self._events.pop(next(iter(self._events)))
             self._drops["events_full"] += 1
         self._events[name] = event
+        self.changes += 1
 
     def head(self, count_max: int) -> list[Event]:
         return [event for _, event in zip(range(count_max), self._events.values(), strict=False)]
 
     def remove(self, events: Sequence[Event]) -> None:
+        self.changes += 1
         done = {id(event) for event in events}
         for name in [name for name, event in self._events.items() if id(event) in done]:
             del self._events[name]

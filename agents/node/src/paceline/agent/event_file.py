@@ -22,6 +22,9 @@ _KINDS: dict[EventType, type[EventValue]] = {
     EventType.HEALTH: HealthEvent,
 }
 
+FEW_EVENTS = 64  # are written at every sample; the thousands of a long outage cost 100 ms each time
+MANY_SAVED_EVERY_NS = 5 * 10**9
+
 
 @dataclass(frozen=True)
 class _Saved:
@@ -40,11 +43,28 @@ class EventFile:
     def __init__(self, path: Path, queue: EventQueue) -> None:
         self.file = StateFile(path)
         self._queue = queue
+        self._saved_changes = -1
+        self._saved_ns: int | None = None
+
+    def save_sometimes(self, now_ns: int) -> None:
+        """`save`, for every sample; many events are written every few seconds only."""
+        many = len(self._queue) > FEW_EVENTS
+        if many and self._saved_ns is not None and now_ns - self._saved_ns < MANY_SAVED_EVERY_NS:
+            return
+        if self._queue.changes != self._saved_changes:
+            self._saved_ns = now_ns
+            self.save()
 
     def save(self) -> None:
+        """Write what waits, unless it is on disk already; what failed is tried again."""
+        if self._queue.changes == self._saved_changes:
+            return
+        changes, failures = self._queue.changes, self.file.failures
         waiting = self._queue.head(len(self._queue))
         saved = [_Saved(e.key, e.type, e.id, dump_json(e.value).decode()) for e in waiting]
         self.file.write(_ADAPTER.dump_json(saved))
+        if self.file.failures == failures:
+            self._saved_changes = changes
 
     def restore(self) -> int:
         """Queue what is on disk; returns how many. What cannot be read is counted and left."""

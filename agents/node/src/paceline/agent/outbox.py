@@ -30,7 +30,7 @@ class Outbox:
         self._clock = clock
         self._node = node
         self._agent = agent
-        self._sent: dict[JobKey, dict[str, bytes]] = {}
+        self._sent: dict[JobKey, dict[str, _Record | None]] = {}  # None = to be sent again
 
     def sync(self, job: LocalJob) -> None:
         """Publish the records of `job` that differ from what was published."""
@@ -57,7 +57,7 @@ class Outbox:
             communicator = job.communicators.get(name) if not is_job else None
             other = communicator is not None and first_rank(communicator) not in job.hellos
             if not (is_job and not job.is_authority) and not other:
-                sent[key] = b""
+                sent[key] = None
 
     def forget(self, job: LocalJob) -> None:
         self._sent.pop(job.key, None)
@@ -80,11 +80,10 @@ class Outbox:
 
     def _put(self, job: LocalJob, key: str, record: _Record) -> None:
         sent = self._sent.setdefault(job.key, {})
-        body = dump_json(record)
-        if sent.get(key) == body:
+        if sent.get(key) == record:  # at once for thousands of communicators that are the same objects
             return
-        sent[key] = body
-        event_id = ids.derived_id("rec", key, job.attempt, body)
+        sent[key] = record
+        event_id = ids.derived_id("rec", key, job.attempt, dump_json(record))
         self._queue.push(Event(JOBS, key, _TYPES[type(record)], event_id, record))
 
     def _health(

@@ -158,19 +158,17 @@ class Reception:
         connection.refuse(reason)
 
     def _on_opened(self, process: Process, message: CommunicatorOpened) -> None:
+        # The next sample publishes it: a job opens hundreds at its start, and each look at the
+        # registry goes over all of them.
         job = self._roster.jobs[process.key]
         reason = open_communicator(job, process.rank, message)
         if reason is not None:
             self._drops["bad_communicator"] += 1
             log.warning("communicator_ignored", job=job.job, rank=process.rank, reason=reason)
-            return
-        self._roster.sync(job)
 
     def _on_closed_communicator(self, process: Process, message: CommunicatorClosed) -> None:
         job = self._roster.jobs[process.key]
-        if close_communicator(job, process.rank, message.communicator):
-            self._roster.sync(job)
-        else:
+        if not close_communicator(job, process.rank, message.communicator):
             self._drops["unknown_communicator"] += 1
 
     def _on_goodbye(self, process: Process, message: Goodbye) -> None:
