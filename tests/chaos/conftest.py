@@ -33,10 +33,10 @@ class Chaos:
         self.stack = stack
         self.jobs: list[FakeJob] = []
 
-    async def launch(self, job: str = "", socket: Path | None = None, **options: Any) -> FakeJob:
+    async def launch(self, job: str = "", *sockets: Path, **options: Any) -> FakeJob:
         """A job that trains, and whose ranks the detector has seen."""
         name = job or f"job-{secrets.token_hex(4)}"
-        started = await FakeJob.launch(socket or self.stack.socket, name, **options)
+        started = await FakeJob.launch(sockets or [self.stack.socket], name, **options)
         self.jobs.append(started)
         deadline = time.monotonic() + VERDICT_S_MAX
         while self.ranks_seen(started) < started.world:

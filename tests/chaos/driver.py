@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,20 @@ class FakeJob:
 
     @classmethod
     async def launch(
-        cls, socket: Path, job: str, *, attempt: str = "a1", world: int = 4, tp: int = 2, gap_ms: float = 25.0
+        cls,
+        sockets: Sequence[Path],
+        job: str,
+        *,
+        attempt: str = "a1",
+        world: int = 4,
+        tp: int = 2,
+        gap_ms: float = 25.0,
     ) -> "FakeJob":
         """Fork the ranks; returns once all of them have trained for some steps."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(SCRIPT), "--socket", str(socket), "--job", job, "--attempt", attempt,
-            "--world", str(world), "--tp", str(tp), "--gap-ms", str(gap_ms), stdin=PIPE, stdout=PIPE,
+            sys.executable, str(SCRIPT), *(f"--socket={path}" for path in sockets), "--job", job,
+            "--attempt", attempt, "--world", str(world), "--tp", str(tp), "--gap-ms", str(gap_ms),
+            stdin=PIPE, stdout=PIPE,
         )  # fmt: skip
         started = cls(process, job, attempt, world)
         started.pids = [state.pid for state in await started._read()]

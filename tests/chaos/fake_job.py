@@ -1,8 +1,8 @@
 """A job without torch: forked ranks in lock step, real probe pages, real links to the agent.
 
-    fake_job.py --socket PATH --job J --attempt A --world N --tp T [--gap-ms G]
+    fake_job.py --socket PATH [--socket PATH] --job J --attempt A --world N --tp T [--gap-ms G]
 
-Each rank belongs to its tensor group, its data group and the world, and does one round in each of
+With several sockets the ranks are spread over as many nodes, in order. Each rank belongs to its tensor group, its data group and the world, and does one round in each of
 them per step. A round is a real blocking wait: a rank sends a token to every other member and waits
 for one of each. Commands are JSON lines on stdin, `{"rank": r, "do": ...}`, rank -1 for all:
 
@@ -134,9 +134,8 @@ class Rank:
             coordinates={"tp": rank % options.tp, "dp": rank // options.tp}, coordinate_source="declared",
         )  # fmt: skip
         policy = RetryPolicy(first_s=0.05, max_s=0.5, refused_first_s=0.1, refused_max_s=0.5)
-        self.link = AgentConnection(
-            options.socket, self._page.page_fd, self._page.control_fd, hello, policy=policy
-        )
+        path = options.socket[rank * len(options.socket) // options.world]
+        self.link = AgentConnection(path, self._page.page_fd, self._page.control_fd, hello, policy=policy)
         self._slots = {group.name: self._open(group) for group in self.groups}
         self.link.start()
         threading.Thread(target=self._beat, daemon=True).start()
@@ -345,7 +344,8 @@ def _run_rank(
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--socket", "--job", "--attempt"):
+    parser.add_argument("--socket", action="append", required=True)
+    for name in ("--job", "--attempt"):
         parser.add_argument(name, required=True)
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--tp", type=int, required=True)

@@ -64,12 +64,20 @@ async def test_frozen_rank(chaos: Chaos, where: str, verdict: str) -> None:
 
 
 async def test_killed_process(chaos: Chaos) -> None:
+    """The launcher ends the others and starts the job again: the incident is over with that."""
     job = await chaos.launch()
     job.kill(1, signal.SIGKILL)
     incident = await chaos.incident(job)
     assert (incident["verdict_class"], incident["sub_reason"]) == ("DEAD_PROCESS", "process_killed")
     assert roots(incident) == [1]
     assert await victims(chaos, incident) == "0,2-3"
+    for rank in (0, 2, 3):
+        job.kill(rank, signal.SIGTERM)
+    await job.exits()
+    await chaos.launch(job.job, attempt="a2")
+    closed = await chaos.incident(job, "resolved")
+    assert (closed["verdict_class"], roots(closed)) == ("DEAD_PROCESS", [1])
+    assert [i["id"] for i in await chaos.stack.incidents(job.job)] == [incident["id"]]
 
 
 async def test_process_that_exits_with_an_error(chaos: Chaos) -> None:
