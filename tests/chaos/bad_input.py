@@ -92,14 +92,23 @@ def _batches(job: str, attempt: str, draw: random.Random) -> Iterator[BadRecord]
     yield BadRecord(FRAMES, f"{job}:0", encode_batch(replace(plain, kind=BatchKind.STALLED)), [])
     yield BadRecord(SIGNALS, job, encode_batch(plain), [])
     for seq in range(2, 12):
-        rows = {kind: _rows(draw, kind, far=True) for kind in RowKind if kind is not RowKind.BASELINE}
-        frame = replace(plain, seq=seq, sampled_ns=seq * 10**9, rows=rows)
+        far = _tables(draw, far=True)
+        frame = replace(plain, seq=seq, sampled_ns=seq * 10**9, rows=far)
         yield BadRecord(FRAMES, f"{job}:0", encode_batch(frame), [])
-        rows = {kind: _rows(draw, kind) for kind in RowKind}
         signal = replace(
-            plain, kind=BatchKind.STALLED, seq=seq, rows=rows, shard=seq % 2, shards=2, episode=f"bad-{seq}"
+            plain,
+            kind=BatchKind.STALLED,
+            seq=seq,
+            rows=_tables(draw),
+            shard=seq % 2,
+            shards=2,
+            episode=f"bad-{seq}",
         )
         yield BadRecord(SIGNALS, job, encode_batch(replace(signal, job=f"{job}-not")), [])
+
+
+def _tables(draw: random.Random, *, far: bool = False) -> dict[RowKind, Rows]:
+    return {kind: _rows(draw, kind, far=far) for kind in RowKind}
 
 
 def _rows(draw: random.Random, kind: RowKind, *, far: bool = False) -> Rows:

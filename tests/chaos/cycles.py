@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 
+from paceline.agent.process import ProcReader
 from paceline.contracts import ids
 from paceline.contracts.agent_socket import CommunicatorOpened, Goodbye, Hello
 from paceline.contracts.codes import DType, Function, Phase, ReduceOp, Source
@@ -22,7 +23,7 @@ def run_rank(path: str, number: int) -> None:
     job = f"cycle-{number}"
     page = Page.create(job, "a1", 0, 1, 0, "fake")
     page.set_phase(Phase.TRAIN, "train")
-    start = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
+    start = ProcReader().read(os.getpid()).start_ticks
     hello = Hello(job, "declared", "a1", "declared", 0, 1, 0, os.getpid(), start)
     link = AgentConnection(path, page.page_fd, page.control_fd, hello, policy=RetryPolicy(first_s=0.01))
     comm = ids.communicator_id("world", (0,))

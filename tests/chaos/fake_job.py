@@ -2,9 +2,10 @@
 
     fake_job.py --socket PATH [--socket PATH] --job J --attempt A --world N --tp T [--gap-ms G]
 
-With several sockets the ranks are spread over as many nodes, in order. Each rank belongs to its tensor group, its data group and the world, and does one round in each of
-them per step. A round is a real blocking wait: a rank sends a token to every other member and waits
-for one of each. Commands are JSON lines on stdin, `{"rank": r, "do": ...}`, rank -1 for all:
+With several sockets the ranks are spread over as many nodes, in order. Each rank belongs to its
+tensor group, its data group and the world, and does one round in each of them per step. A round is
+a real blocking wait: a rank sends a token to every other member and waits for one of each.
+Commands are JSON lines on stdin, `{"rank": r, "do": ...}`, rank -1 for all:
 
     hold GROUP [phase] [seconds]   stop before the next round of GROUP; goes on with `go`
     linger GROUP                   enter the next round of GROUP and stay inside; goes on with `go`
@@ -34,6 +35,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from paceline.agent.process import ProcReader
 from paceline.contracts import ids
 from paceline.contracts.agent_socket import CommunicatorOpened, Goodbye, Hello
 from paceline.contracts.codes import DType, Function, Phase, ReduceOp, Source
@@ -128,10 +130,11 @@ class Rank:
         self._finish_step = 1 << 62
         self._page = Page.create(options.job, options.attempt, rank, options.world, rank, "fake")
         self._page.set_phase(Phase.TRAIN, "train")
-        start = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
+        start = ProcReader().read(os.getpid()).start_ticks
         hello = Hello(
-            options.job, "declared", options.attempt, "declared", rank, options.world, rank, os.getpid(), start,
-            coordinates={"tp": rank % options.tp, "dp": rank // options.tp}, coordinate_source="declared",
+            options.job, "declared", options.attempt, "declared", rank, options.world, rank, os.getpid(),
+            start, coordinates={"tp": rank % options.tp, "dp": rank // options.tp},
+            coordinate_source="declared",
         )  # fmt: skip
         policy = RetryPolicy(first_s=0.05, max_s=0.5, refused_first_s=0.1, refused_max_s=0.5)
         path = options.socket[rank * len(options.socket) // options.world]
@@ -192,10 +195,10 @@ class Rank:
             self._mailboxes[(group.name, rank)].put(self.rank)
         mine = self._mailboxes[(group.name, self.rank)]
         while any(mine.counts.get(rank, 0) < number for rank in others):
-            ready, _, _ = select.select([mine.read_end, self._channel], [], [])
+            ready, _, _ = select.select([mine.read_end, self._channel.fileno()], [], [])
             if mine.read_end in ready:
                 mine.take()
-            elif self._channel in ready:
+            else:
                 self._take_order(block=True)
 
     def _wait_for_go(self, place: str, order: Mapping[str, Any]) -> None:

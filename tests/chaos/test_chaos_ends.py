@@ -45,7 +45,9 @@ async def test_ends_and_pauses_open_no_incident(chaos: Chaos, eventually: Any) -
     await sentinel.stuck(1, "hold")
     await chaos.incident(sentinel, reopened=1)
     found = {name: await chaos.stack.incidents(job.job) for name, job in jobs.items()}
-    assert {name: [i["summary"] for i in some] for name, some in found.items()} == dict.fromkeys(names, [])
+    assert {name: [i["summary"] for i in some] for name, some in found.items()} == {
+        name: [] for name in names
+    }
     assert await state_of(chaos, jobs["ragged"].job) == "finished"
     assert await state_of(chaos, jobs["orderly"].job) == "finished"
     assert await state_of(chaos, jobs["cancelled"].job) == "cancelled"
