@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.analysis.detection import DetectionPolicy, Reason
+from paceline.analysis.detection import DetectionPolicy, Reason, suspicion
 from paceline.analysis.detection.evidence import split_batch
 from paceline.contracts.batch import BatchFlag, BatchKind, RowKind, decode_batch, encode_batch
 from paceline.contracts.registry import HealthEvent, HealthKind, JobRecord, JobState
@@ -120,6 +120,17 @@ class TestAttempts:
         log.feed([replace(job.batch("node0"), attempt="a0")])
         assert log.core.take_refused() == {"attempt_over": 1, "duplicate": len(sample)}
         assert log.core.take_refused() == {}
+
+    def test_what_a_block_leaves_out_is_told_by_reason(
+        self, log: Any, fake_job: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(suspicion, "TRACKED_MAX", 1)
+        job = fake_job(comms={7: range(8), 8: range(8)})
+        hang(log, job, seconds=0)
+        job.hang(8, missing=[3])
+        for _ in range(8):
+            log.second(job, moving=False)
+        assert log.core.take_refused()["suspects_full"] > 0
 
     def test_failed_job_keeps_its_suspicion(self, log: Any, fake_job: Any) -> None:
         job = fake_job()

@@ -139,6 +139,7 @@ class JobBlock:
         view = self._judge_stalls()
         was_slow = self.slow.active
         self.slow.judge(self.members, self.now_ns, learn=self.gate.lets_learn)
+        self.refused.update(self.slow.take_refused())
         if self._has_ended():
             return [*decisions, *self._end(Reason.JOB_ENDED)]
         return [*decisions, *self._decide(view), *self._decide_slow(was_slow)]
@@ -268,7 +269,7 @@ class JobBlock:
         was_active = self.suspicion.active
         if view is not None:
             self.suspicion.settle(self.members, view, self.policy.stall.clear_ticks)
-            self.suspicion.note(self.members, view, self.now_ns)
+            self.refused[Refusal.SUSPECTS_FULL] += self.suspicion.note(self.members, view, self.now_ns)
         self.suspicion.note_process(self.now_ns, dead=self._process_died(), host_wait=self._host_waits())
         comm, stalled_round = self.suspicion.first
         if self.suspicion.active:

@@ -49,3 +49,8 @@ class Refusal(IntEnum):
     EXTRA_ROWS_FULL = 5  # evidence rows beyond the bound of one sender
     SEQUENCE_GAP = 6  # not a refusal: records of this sender that never came
     SENDER_RESTARTED = 7  # not a refusal: the sender's sequence began anew
+    SUSPECTS_FULL = 8  # stalled communicators beyond those followed one by one, at each tick
+    SLOW_KEYS_FULL = 9  # slow rounds of keys beyond those followed one by one
+    SLOW_VALUES_FULL = 10  # rounds not kept as evidence of slowness, their values would be too many
+    ROUND_WINDOW_FULL = 11  # round rows that found no free cell
+    ROUND_KEYS_FULL = 12  # complete rounds of keys beyond those of one communicator

@@ -12,6 +12,7 @@ from paceline.analysis.detection.arrays import F32, SECOND_NS, U32, Ints, Rows, 
 from paceline.analysis.detection.keys import Judged, KeyTable
 from paceline.analysis.detection.members import Members
 from paceline.analysis.detection.policy import DetectionPolicy
+from paceline.analysis.detection.reasons import Refusal
 from paceline.analysis.detection.rounds import Complete, RoundWindow
 from paceline.contracts.batch import BASELINE_ROW, ROUND_ROW, RowKind
 from paceline.contracts.codes import OpKind, OpState
@@ -55,6 +56,7 @@ class SlowWatch:
     hot: dict[tuple[int, int], HotKey] = field(default_factory=dict)  # (communicator id, key code)
     opened: tuple[int, int] = (0, 0)  # (communicator, round) that opened the episode
     published_ns: int = 0
+    refused: Counter[Refusal] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.window = RoundWindow(self.policy.bounds.window_bytes_max)
@@ -85,6 +87,14 @@ class SlowWatch:
         self.published_ns = now_ns
         return True
 
+    def take_refused(self) -> Counter[Refusal]:
+        """What was not followed or kept since the last call."""
+        taken, self.refused = self.refused, Counter()
+        taken[Refusal.ROUND_WINDOW_FULL] += self.window.dropped_rows
+        taken[Refusal.ROUND_KEYS_FULL] += self.keys.full
+        self.window.dropped_rows = self.keys.full = 0
+        return taken
+
     def end_episode(self) -> None:
         self.opened, self.published_ns = (0, 0), 0
 
@@ -105,12 +115,16 @@ class SlowWatch:
             interesting |= np.isin(ids, np.array(sorted(hot_comms), np.uint64))
         held = sum(len(kept.duration) for key in self.hot.values() for kept in key.rounds)
         place = np.searchsorted(rounds.comm, judged.comm)
-        for index in np.flatnonzero(interesting):
+        indices = np.flatnonzero(interesting)
+        for done, index in enumerate(indices):
             comm = int(judged.comm[index])
             name = (int(members.comms[comm]), int(self.keys.code[comm, judged.key[index]]))
             key = self.hot.get(name)
             if key is None:
-                if not judged.slow[index] or len(self.hot) >= HOT_MAX:
+                if not judged.slow[index]:
+                    continue
+                if len(self.hot) >= HOT_MAX:
+                    self.refused[Refusal.SLOW_KEYS_FULL] += 1
                     continue
                 keep = self.policy.slow.repeat_n
                 key = HotKey(int(rounds.reduce_op[place[index]]), deque(maxlen=keep))
@@ -118,6 +132,7 @@ class SlowWatch:
             start, end = int(members.starts[comm]), int(members.starts[comm + 1])
             held += end - start
             if held > HOT_VALUES_MAX:
+                self.refused[Refusal.SLOW_VALUES_FULL] += len(indices) - done
                 break
             key.rounds.append(self._keep(rounds, judged, int(index), int(place[index]), members))
 

@@ -45,21 +45,25 @@ class Suspicion:
             return False
         return all(entry.calm_ticks > 0 for entry in self.tracked.values())
 
-    def note(self, members: Members, view: StallView, now_ns: int) -> None:
-        """Add what is stalled now."""
-        for index in view.stalls()[:TRACKED_MAX]:
+    def note(self, members: Members, view: StallView, now_ns: int) -> int:
+        """Add what is stalled now; how many communicators are beyond the bound."""
+        stalls = view.stalls()
+        refused = max(len(stalls) - TRACKED_MAX, 0)
+        for index in stalls[:TRACKED_MAX]:
             comm = int(members.comms[index])
             known = self.tracked.get(comm)
             head = view.head[index]
             stalled_round = 0 if head == NO_HEAD else int(head)
             if known is None:
                 if len(self.tracked) >= TRACKED_MAX:
-                    break
+                    refused += 1
+                    continue
                 self._open((comm, stalled_round), now_ns)
                 self.tracked[comm] = Tracked(stalled_round, Reason(int(view.reason[index])))
             else:
                 known.reason, known.calm_ticks = Reason(int(view.reason[index])), 0
                 known.round = max(known.round, stalled_round)
+        return refused
 
     def note_process(self, now_ns: int, *, dead: bool, host_wait: bool) -> None:
         """Processes that died in disorder, host waits beyond the backstop."""
