@@ -66,6 +66,26 @@ def test_rules_and_dashboards_name_only_metrics_that_exist(exported: set[str]) -
     assert {(where, name) for where, name in used if name not in exported} == set()
 
 
+def test_every_loss_of_an_agent_is_in_an_alert() -> None:
+    matchers = [
+        (match[1] == "=~", re.compile(match[2]))
+        for _, text in _expressions()
+        for match in re.finditer(r'paceline_agent_dropped_total\{reason(=~|!~)"([^"]+)"\}', text)
+    ]
+    sources = (ROOT / "agents" / "node" / "src" / "paceline" / "agent").glob("*.py")
+    reasons = {
+        reason.replace("{verdict.value}", "node_full")
+        for path in sources
+        for reason in re.findall(r'drops\[f?"([^"]+)"\]', path.read_text())
+    }
+
+    assert {"refused_node_full", "ring_disk_full", "memory_full"} <= reasons
+    assert {
+        reason: [bool(pattern.fullmatch(reason)) is wanted for wanted, pattern in matchers].count(True)
+        for reason in reasons
+    } == dict.fromkeys(reasons, 1)
+
+
 def test_every_kind_of_metric_was_exported(exported: set[str]) -> None:
     declared = [get_args(kind) for kind in (metrics.CounterName, metrics.GaugeName, metrics.HistogramName)]
     for name in (name for names in declared for name in names):
