@@ -38,7 +38,12 @@ def drain(queue: EventQueue) -> list[Event]:
 
 def test_each_communicator_is_written_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     dumped: list[object] = []
-    monkeypatch.setattr(outbox_module, "dump_json", lambda value: (dumped.append(value), dump_json(value))[1])
+
+    def dump(value: object) -> bytes:
+        dumped.append(value)
+        return dump_json(value)
+
+    monkeypatch.setattr(outbox_module, "dump_json", dump)
     outbox, _ = new_outbox()
     job = job_of_one()
     for number in range(1, 101):

@@ -47,7 +47,12 @@ def test_delivered_events_do_not_come_back(tmp_path: Path) -> None:
 def count_writes(file: EventFile, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     write = file.file.write
-    monkeypatch.setattr(file.file, "write", lambda data: (sizes.append(len(data)), write(data)))
+
+    def counted(data: bytes) -> None:
+        sizes.append(len(data))
+        write(data)
+
+    monkeypatch.setattr(file.file, "write", counted)
     return sizes
 
 
