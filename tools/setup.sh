@@ -52,7 +52,8 @@ if ! done_already native kernels/setup.py kernels/native/* kernels/include/pacel
 fi
 if [ ! -f "$stamps/torch" ] || [ "$(cat "$stamps/torch")" != "$torch" ]; then
   say "$torch (several GB once; uv keeps it in its cache)"
-  uv pip install -q "$torch"
+  # Compiled once here; otherwise every rank of every job compiles torch again at import.
+  uv pip install -q --compile-bytecode "$torch"
   printf '%s' "$torch" > "$stamps/torch"
 fi
 if ! done_already console web/package-lock.json $(git ls-files web/src web/index.html web/*.ts web/*.json 2>/dev/null); then
