@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from paceline.agent.delivery import Event
 from paceline.contracts.batch import BatchFlag, RowKind
 from paceline.contracts.codes import ExitKind, ProcessState
 from paceline.contracts.registry import CommunicatorRecord, HealthKind, JobRecord, JobState, NodeRecord
+from paceline.contracts.topics import JOBS
 
 Eventually = Callable[..., Awaitable[Any]]
 
@@ -279,3 +281,16 @@ async def test_claim_on_somebody_elses_job_is_refused(
     assert app.drops["refused_foreign_job"] >= 2
     own = await start_rank(0, job="theirs", user=65534)
     await eventually(own.is_connected)
+
+
+async def test_job_that_ended_leaves_the_registry(
+    start_agent: Any, start_rank: Any, agent_folder: Path, publisher: Any, eventually: Eventually
+) -> None:
+    await start_agent(retain_ended_s=0.2, registry_retain_s=0.2)
+    rank = await start_rank(world_size=1)
+    await eventually(lambda: publisher.batches())
+    await rank.end()
+    await eventually(lambda: [r for r in publisher.records if isinstance(r, Event) and r.value is None])
+    events = [r for r in publisher.records if isinstance(r, Event) and r.topic is JOBS]
+    assert {event.key for event in events if event.value is None} == {event.key for event in events}
+    await eventually(lambda: (agent_folder / "graves.json").read_bytes() == b"{}")

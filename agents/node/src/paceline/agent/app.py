@@ -7,6 +7,7 @@ from paceline.agent.delivery import Deliverer, EventQueue, Frame, FrameQueue, Pu
 from paceline.agent.disk_ring import DiskRing
 from paceline.agent.event_file import EventFile
 from paceline.agent.gpu import GpuStatus, read_gpus
+from paceline.agent.graves import GravesFile
 from paceline.agent.outbox import Outbox
 from paceline.agent.pages import open_page
 from paceline.agent.process import ProcReader
@@ -48,7 +49,7 @@ class AgentApp:
         self._frames = FrameQueue(self._ring, self.drops, settings.memory_bytes_max)
         self._deliverer = Deliverer(publisher, self._events, self._frames, self.drops)
         agent = f"{settings.node}/agent"
-        self._outbox = Outbox(self._events, clock, settings.node, agent)
+        self._outbox = Outbox(self._events, clock, settings.node, agent, settings.registry_retain_s)
         proc = proc or ProcReader()
         self.roster = Roster(settings, clock, self._outbox, proc, self._last_words)
         self._reception = Reception(settings, self.roster, proc, page_opener, self.drops, agent)
@@ -56,6 +57,7 @@ class AgentApp:
         self._server = SocketServer(settings.socket, self._reception, self.drops, settings.connections_max)
         self._roster_file = RosterFile(settings.state_dir / "roster.json")
         self._event_file = EventFile(settings.state_dir / "events.json", self._events)
+        self._graves_file = GravesFile(settings.state_dir / "graves.json", self._outbox.graves)
         self._tasks = BackgroundTasks()
         self._told: Counter[str] = Counter()
         self._repeated_ns = clock.monotonic_ns()
@@ -89,6 +91,7 @@ class AgentApp:
         backlog = self._frames.restore(self._settings.backlog_bytes_max)
         if backlog:
             log.info("backlog_found", frames=backlog)
+        self._graves_file.restore()
         if waiting := self._event_file.restore():
             log.info("events_restored", count=waiting)
         restored = self._roster_file.restore(self.roster, self._settings.processes_max)
@@ -121,6 +124,7 @@ class AgentApp:
         next_ns = self._clock.monotonic_ns()
         while True:
             self.sampler.sample_all()
+            self._outbox.bury()
             self._save_state()
             self._repeat_registry()
             self._deliverer.wake()
@@ -150,7 +154,9 @@ class AgentApp:
             self._event_file.save()
         else:
             self._event_file.save_sometimes(self._clock.monotonic_ns())
-        failures = self._roster_file.file.failures + self._event_file.file.failures
+        self._graves_file.save()  # last: a key that is in no file is lost, one in two is buried twice
+        files = (self._roster_file, self._event_file, self._graves_file)
+        failures = sum(file.file.failures for file in files)
         if failures:
             self.drops["state_file"] = failures
 

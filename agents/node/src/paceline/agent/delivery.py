@@ -41,13 +41,13 @@ class PublishRejected(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """One CloudEvent."""
+    """One CloudEvent; without a value a tombstone of its key."""
 
     topic: Topic
     key: str
     type: EventType
     id: str
-    value: EventValue
+    value: EventValue | None
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class EventQueue:
         return len(self._events)
 
     def push(self, event: Event) -> None:
-        part = event.value.attempt if event.topic is JOBS else event.id
+        part = event.value.attempt if event.topic is JOBS and event.value is not None else event.id
         name = f"{event.topic.name}/{event.key}/{part}"
         if name not in self._events and len(self._events) >= self._events_max:
             self._events.pop(next(iter(self._events)))

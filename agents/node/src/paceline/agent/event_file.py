@@ -31,7 +31,7 @@ class _Saved:
     key: str
     type: EventType
     id: str
-    value: str  # JSON of the record
+    value: str  # JSON of the record, empty for a tombstone
 
 
 _ADAPTER = TypeAdapter(list[_Saved])
@@ -61,7 +61,7 @@ class EventFile:
             return
         changes, failures = self._queue.changes, self.file.failures
         waiting = self._queue.head(len(self._queue))
-        saved = [_Saved(e.key, e.type, e.id, dump_json(e.value).decode()) for e in waiting]
+        saved = [_Saved(e.key, e.type, e.id, dump_json(e.value).decode() if e.value else "") for e in waiting]
         self.file.write(_ADAPTER.dump_json(saved))
         if self.file.failures == failures:
             self._saved_changes = changes
@@ -74,7 +74,7 @@ class EventFile:
         try:
             found = [
                 Event(HEALTH if saved.type is EventType.HEALTH else JOBS, saved.key, saved.type, saved.id,
-                      load_json(_KINDS[saved.type], saved.value))
+                      load_json(_KINDS[saved.type], saved.value) if saved.value else None)
                 for saved in _ADAPTER.validate_json(data)
             ]  # fmt: skip
         except (ValidationError, ContractError, KeyError):

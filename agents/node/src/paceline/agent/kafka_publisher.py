@@ -49,6 +49,9 @@ class KafkaPublisher:
                 ACKNOWLEDGED_FRAMES, record.key, record.value, timeout_s=self._timeout_s
             )
             return
+        if record.value is None:
+            await self._producer.send(record.topic, record.key, None, timeout_s=self._timeout_s)
+            return
         await self._producer.send_event(
             record.topic,
             record.key,

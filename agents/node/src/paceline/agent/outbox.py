@@ -5,6 +5,7 @@ Ids are derived from the content, so a record sent again is recognised as the sa
 
 from paceline.agent.delivery import Event, EventQueue
 from paceline.agent.exits import Exit
+from paceline.agent.graves import Graves
 from paceline.agent.registry import JobKey, LocalJob, first_rank, job_record, node_record
 from paceline.contracts import ids
 from paceline.contracts.codes import ExitKind
@@ -25,7 +26,11 @@ _TYPES: dict[type, EventType] = {
 class Outbox:
     """Makes events of one node and hands them to `queue`."""
 
-    def __init__(self, queue: EventQueue, clock: Clock, node: str, agent: str) -> None:
+    def __init__(
+        self, queue: EventQueue, clock: Clock, node: str, agent: str, registry_retain_s: float = 86_400.0
+    ) -> None:
+        self.graves = Graves()
+        self._registry_retain_s = registry_retain_s
         self._queue = queue
         self._clock = clock
         self._node = node
@@ -51,16 +56,33 @@ class Outbox:
         sent = self._sent.get(job.key)
         if sent is None:
             return
-        for key in list(sent):
-            name = key.removeprefix(f"{job.job}:")
-            is_job = key == job.job
-            communicator = job.communicators.get(name) if not is_job else None
-            other = communicator is not None and first_rank(communicator) not in job.hellos
-            if not (is_job and not job.is_authority) and not other:
-                sent[key] = None
+        for key in self._own_keys(job):
+            sent[key] = None
 
     def forget(self, job: LocalJob) -> None:
+        """`job` is over: what this node is the authority for leaves the registry after its time."""
+        own = self._own_keys(job)
         self._sent.pop(job.key, None)
+        # The same keys of another attempt are in use, and follow when that one is over.
+        used = {key for sent in self._sent.values() for key in sent}
+        ended_unix_s = self._clock.unix_s() if job.ended_unix_s is None else job.ended_unix_s
+        self.graves.dig([key for key in own if key not in used], ended_unix_s + self._registry_retain_s)
+
+    def bury(self) -> None:
+        """Tombstones for the keys whose time is over."""
+        for key in self.graves.take_due(self._clock.unix_s()):
+            event_id = ids.derived_id("rip", key)
+            self._queue.push(Event(JOBS, key, EventType.JOB_RECORD, event_id, None))
+
+    def _own_keys(self, job: LocalJob) -> list[str]:
+        own = []
+        for key in self._sent.get(job.key, {}):
+            is_job = key == job.job
+            communicator = None if is_job else job.communicators.get(key.removeprefix(f"{job.job}:"))
+            other = communicator is not None and first_rank(communicator) not in job.hellos
+            if not (is_job and not job.is_authority) and not other:
+                own.append(key)
+        return own
 
     def exit(self, job: LocalJob, rank: int, pid: int, pid_start: int, end: Exit) -> None:
         """A process has ended."""
@@ -83,6 +105,7 @@ class Outbox:
         if sent.get(key) == record:  # at once for thousands of communicators that are the same objects
             return
         sent[key] = record
+        self.graves.keep(key)
         event_id = ids.derived_id("rec", key, job.attempt, dump_json(record))
         self._queue.push(Event(JOBS, key, _TYPES[type(record)], event_id, record))
 

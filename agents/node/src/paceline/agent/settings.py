@@ -38,5 +38,7 @@ class AgentSettings(BaseSettings):
     provisional_s: Seconds = 10.0  # how long a provisional attempt is held back
     republish_s: Seconds = 60.0  # registry records again, in case a topic was lost
     retain_ended_s: Seconds = 60.0  # how long an ended attempt keeps its name
+    # How long the registry records of an ended job stay in their topic; while the agent is away they wait.
+    registry_retain_s: Annotated[float, Field(gt=0, le=366 * 86_400)] = 86_400.0
     drain_s: Seconds = 3.0
     gpu_timeout_s: Seconds = 10.0
