@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from paceline.lab.postgres import LocalPostgres
 
 pytestmark = [pytest.mark.needs_torch, pytest.mark.timeout(300)]
 Eventually = Callable[..., Awaitable[object]]
@@ -27,10 +28,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _of(home: Path) -> list[str]:
     """Command lines of the processes that belong to `home`."""
     found = []
+    marks = [os.fsencode(home), os.fsencode(LocalPostgres(home / "demo").directory)]
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes()
-            if os.fsencode(home) in command + (folder / "environ").read_bytes():
+            text = command + (folder / "environ").read_bytes()
+            if any(mark in text for mark in marks):
                 found.append(command.replace(b"\0", b" ").decode(errors="replace"))
         except OSError:
             continue
@@ -38,34 +41,29 @@ def _of(home: Path) -> list[str]:
 
 
 @pytest.fixture
-def demo(home: Path) -> Iterator["subprocess.Popen[str]"]:
+def demo(home: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A demo in its warm-up, healthy and in a process group of its own."""
     command = [*COMMAND, "--home", str(home), "--fault", "h1", "--warmup", "600"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    output = home / "output"
+    with output.open("wb") as stdout:
+        process = subprocess.Popen(command, stdout=stdout, start_new_session=True)
     try:
-        assert process.stdout is not None
-        _wait_for_line(process, "console")
+        deadline = time.monotonic() + READY_S_MAX
+        while "\nconsole " not in output.read_text():
+            assert process.poll() is None, f"the demo ended with {process.returncode}"
+            assert time.monotonic() < deadline, f"not up within {READY_S_MAX:g} s: {output.read_text()!r}"
+            time.sleep(0.1)
         yield process
     finally:
         process.kill()
-        process.communicate()
-
-
-def _wait_for_line(process: "subprocess.Popen[str]", start: str) -> None:
-    assert process.stdout is not None
-    deadline = time.monotonic() + READY_S_MAX
-    while time.monotonic() < deadline:
-        if select.select([process.stdout], [], [], 1.0)[0] and process.stdout.readline().startswith(start):
-            return
-        assert process.poll() is None, f"the demo ended with {process.returncode}"
-    raise AssertionError(f"no line {start!r} within {READY_S_MAX:g} s")
+        process.wait()
 
 
 async def test_ctrl_c_stops_everything(
-    demo: "subprocess.Popen[str]", home: Path, eventually: Eventually
+    demo: "subprocess.Popen[bytes]", home: Path, eventually: Eventually
 ) -> None:
     running = " ".join(_of(home))
-    assert all(part in running for part in ("kafka.Kafka", "postgres", "demo.launch", "demo.agent"))
+    assert all(part in running for part in ("kafka.Kafka", "bin/postgres", "demo.launch", "demo.agent"))
 
     os.killpg(demo.pid, signal.SIGINT)  # as a terminal does it
 
@@ -75,7 +73,7 @@ async def test_ctrl_c_stops_everything(
 
 
 async def test_nothing_outlives_a_killed_demo(
-    demo: "subprocess.Popen[str]", home: Path, eventually: Eventually
+    demo: "subprocess.Popen[bytes]", home: Path, eventually: Eventually
 ) -> None:
     assert len(_of(home)) > 10
 
