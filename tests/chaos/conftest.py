@@ -20,7 +20,7 @@ from paceline.lab.postgres import LocalPostgres
 from tests.chaos.driver import FakeJob
 from tests.chaos.stack import Stack
 
-VERDICT_S_MAX = 30.0
+VERDICT_S_MAX = 45.0
 POLL_S = 0.1
 Incident = dict[str, Any]
 LaunchJob = Callable[..., Awaitable[FakeJob]]

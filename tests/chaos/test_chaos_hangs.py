@@ -77,6 +77,9 @@ async def test_killed_process(chaos: Chaos) -> None:
     await chaos.launch(job.job, attempt="a2")
     closed = await chaos.incident(job, "resolved")
     assert (closed["verdict_class"], roots(closed)) == ("DEAD_PROCESS", [1])
+    await chaos.stack.restart("localizer")  # it reads the deaths of the last hour
+    await chaos.sentinel()
+    await chaos.incident(job, "resolved")
     assert [i["id"] for i in await chaos.stack.incidents(job.job)] == [incident["id"]]
 
 

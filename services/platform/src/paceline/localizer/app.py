@@ -155,7 +155,9 @@ class LocalizerApp:
     async def _tick(self) -> None:
         while True:
             await self.clock.sleep(TICK_S)
-            await self.judge_deaths()
+            # Before that we do not know which deaths were told already.
+            if all(reader.caught_up.is_set() for reader in (self._jobs, self._health, self._verdicts)):
+                await self.judge_deaths()
 
     async def judge_deaths(self) -> None:
         """Verdicts on deaths that no signal has reported."""

@@ -16,7 +16,9 @@ from paceline.localizer.memory import AttemptMemory, Memory, MemoryBounds, Regis
 
 EPISODES_MAX = 8192
 PENDING_DEATHS_MAX = 4096
-TEARDOWN_S = 5.0  # deaths so soon after a stall was called over are its teardown, in whatever order we hear
+# A death up to so long after the newest verdict on its attempt is part of that story: the teardown of
+# a hung job, or a death that was judged before we were restarted. Clocks of two machines are compared.
+TOLD_S = 30.0
 _TRIGGERS = frozenset({HealthKind.PROCESS_EXIT, HealthKind.HEARTBEAT_LOST, HealthKind.PROCESS_FROZEN})
 
 
@@ -56,8 +58,7 @@ class LocalizerCore:
         self._episodes: dict[_Key, Episode] = {}
         self._published: dict[_EpisodeKey, VerdictRecord] = {}  # newest of an episode, bundle left out
         self._deaths: dict[tuple[str, str], tuple[float, HealthEvent]] = {}  # due time, first event
-        self._cleared_s: dict[tuple[str, str], float] = {}  # when a stall of the attempt was called over
-        self._now_s = 0.0  # newest time that we were told
+        self._told_unix_s: dict[tuple[str, str], float] = {}  # newest verdict on a stall of the attempt
 
     @property
     def open_episodes(self) -> int:
@@ -73,7 +74,6 @@ class LocalizerCore:
 
     def note_health(self, event: HealthEvent, now_s: float) -> None:
         """A health event; `now_s` is any steady clock, for deaths that no signal will report."""
-        self._now_s = now_s
         if not event.job:
             self.memory.note_node(event)
             return
@@ -117,17 +117,16 @@ class LocalizerCore:
 
     def tick(self, now_s: float) -> list[Published]:
         """Judge deaths that no signal has reported in time."""
-        self._now_s = now_s
         outputs: list[Published] = []
         due = [key for key, (at_s, _) in self._deaths.items() if at_s <= now_s]
         for job, attempt in due:
-            due_s, event = self._deaths.pop((job, attempt))
+            _, event = self._deaths.pop((job, attempt))
             key = _Key(job, attempt, False)
             if key in self._episodes or self.memory.find(job, attempt) is None:
                 continue
-            cleared_s = self._cleared_s.get((job, attempt))
-            if cleared_s is not None and due_s - self._health_wait_s <= cleared_s + TEARDOWN_S:
-                self.decisions["teardown_after_clear"] += 1
+            told_unix_s = self._told_unix_s.get((job, attempt))
+            if told_unix_s is not None and event.at_unix_s <= told_unix_s + TOLD_S:
+                self.decisions["death_told_already"] += 1
                 continue
             outputs.extend(self._judge_death(key, event))
         return outputs
@@ -234,8 +233,6 @@ class LocalizerCore:
             if episode is None or not self._is_over(episode, batch):
                 continue
             self._episodes.pop(key, None)
-            if not slow:
-                self._note_cleared(batch.job, batch.attempt)
             memory = self.memory.attempt(batch.job, batch.attempt)
             memory.forget_signals()
             if episode.verdict is not None:
@@ -247,12 +244,6 @@ class LocalizerCore:
         """A signal that comes again after the end of its episode was published."""
         known = self._published.get((batch.job, batch.attempt, batch.episode))
         return known is not None and known.resolved and batch.sampled_unix_ns / 1e9 <= known.judged_unix_s
-
-    def _note_cleared(self, job: str, attempt: str) -> None:
-        self._cleared_s.pop((job, attempt), None)
-        self._cleared_s[(job, attempt)] = self._now_s
-        while len(self._cleared_s) > EPISODES_MAX:
-            self._cleared_s.pop(next(iter(self._cleared_s)))
 
     def _revive(self, key: _Key, batch: Batch) -> Episode | None:
         """The episode of a CLEAR that came while we were away."""
@@ -276,8 +267,14 @@ class LocalizerCore:
         key = (record.job, record.attempt, record.episode)
         self._published.pop(key, None)
         self._published[key] = record
+        if not record.verdict.verdict_class.is_slow:
+            told = (record.job, record.attempt)
+            newest = max(self._told_unix_s.pop(told, 0.0), record.judged_unix_s)
+            self._told_unix_s[told] = newest
         while len(self._published) > EPISODES_MAX:
             self._published.pop(next(iter(self._published)))
+        while len(self._told_unix_s) > EPISODES_MAX:
+            self._told_unix_s.pop(next(iter(self._told_unix_s)))
 
     def forget_jobs(self, jobs: Iterable[str]) -> None:
         """Jobs whose signals another instance reads now."""
