@@ -11,7 +11,7 @@ from paceline.lab.demo.faults import Command, FaultPage, Word
 from paceline.lab.processes import LabError
 
 STEP_WAIT_S = 30.0
-SETTLE_S = 0.05  # between the mark "inside" and the freeze: the rank then waits in the operation
+SETTLE_S = 0.05  # asleep without any CPU time for so long behind the mark: it waits in the operation
 POLL_S = 0.005
 LATE_STEPS = 7  # S1: the slow rank loses seven healthy steps in each step, 175 ms at each operation
 
@@ -43,12 +43,51 @@ async def _freeze_inside(page: FaultPage, rank: int, partner: int, sleep: Sleep)
     await _until(lambda: page.get(partner, Word.HELD) != 0, f"rank {partner} was not held", sleep)
     step = page.get(partner, Word.HELD)
     await _until(lambda: page.get(rank, Word.INSIDE) == step, f"rank {rank} did not enter", sleep)
-    await sleep(SETTLE_S)
-    os.kill(page.get(rank, Word.PID), signal.SIGSTOP)
+    pid = page.get(rank, Word.PID)
+    deadline = time.monotonic() + STEP_WAIT_S
+    while not await _is_blocked(pid, sleep):
+        if time.monotonic() > deadline:
+            raise LabError(f"rank {rank} does not come to rest inside the operation")
+    os.kill(pid, signal.SIGSTOP)
     stall_ns = time.monotonic_ns()
     page.set(partner, Word.COMMAND, Command.NONE)
     page.set(partner, Word.RELEASE, 1)
     return stall_ns
+
+
+async def _is_blocked(pid: int, sleep: Sleep) -> bool:
+    """Whether the main thread sleeps and used no CPU time for SETTLE_S."""
+    before = _activity(pid)
+    await sleep(SETTLE_S)
+    return before[0] == "S" and _activity(pid) == before
+
+
+def _activity(pid: int) -> tuple[str, int]:
+    """State and context switches of the main thread; a switch is seen even where it cost no tick."""
+    text = Path(f"/proc/{pid}/task/{pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    switches = int(fields["voluntary_ctxt_switches"]) + int(fields["nonvoluntary_ctxt_switches"])
+    return fields["State"].split()[0], switches
+
+
+async def _until_waiting(pid: int, sleep: Sleep) -> None:
+    """The mark stands in front of the operation: on a busy machine the rank may reach it much later."""
+    deadline = time.monotonic() + STEP_WAIT_S
+    ran_ns, state = _main_thread(pid)
+    while True:
+        await sleep(SETTLE_S)
+        before, (ran_ns, state) = ran_ns, _main_thread(pid)
+        if state == "S" and ran_ns == before:
+            return
+        if time.monotonic() > deadline:
+            raise LabError(f"process {pid} did not come to wait within {STEP_WAIT_S:g} s")
+
+
+def _main_thread(pid: int) -> tuple[int, str]:
+    """Time on a core so far in ns, and the state letter of proc(5)."""
+    thread = Path(f"/proc/{pid}/task/{pid}")
+    ran_ns = int((thread / "schedstat").read_text().split()[0])
+    return ran_ns, (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 async def _until(condition: Callable[[], bool], problem: str, sleep: Sleep) -> None:
