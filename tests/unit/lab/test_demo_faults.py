@@ -144,3 +144,31 @@ async def test_rank_that_does_not_come_by_is_named(page: FaultPage, monkeypatch:
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_mark_stands_only_around_the_first_operation_of_a_step(page: FaultPage) -> None:
+    faults = RankFaults(page, 2)
+
+    faults.before_operation(4)  # data and receives still follow: not inside yet
+    assert page.get(2, Word.INSIDE) == 0
+    faults.before_each_operation()
+    assert page.get(2, Word.INSIDE) == 5
+    faults.after_operation()
+    faults.before_each_operation()
+    assert page.get(2, Word.INSIDE) == 0
+
+
+async def test_a_rank_that_still_runs_is_not_frozen(page: FaultPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark is up, but the process has not come to rest in the operation."""
+    monkeypatch.setattr("paceline.lab.demo.inject.STEP_WAIT_S", 0.3)
+    runner = subprocess.Popen(["sh", "-c", "while :; do :; done"])  # noqa: ASYNC220 (returns at once)
+    try:
+        page.set(5, Word.PID, runner.pid)
+        page.set(5, Word.INSIDE, 8)
+        page.set(4, Word.HELD, 8)
+        with pytest.raises(LabError, match="rank 5 does not come to rest"):
+            await inject(page, "h3", 5, partner_of(5), RANKS, asyncio.sleep)
+        assert _state(runner.pid) == "R"
+    finally:
+        runner.kill()
+        runner.wait()

@@ -86,6 +86,7 @@ class RankFaults:
         self._sleep = sleep
         self._now_ns = now_ns
         self._declare = declare
+        self._mark = 0  # 1 + step whose first operation is to be marked
         page.set(rank, Word.PID, os.getpid())
 
     def before_operation(self, step: int) -> None:
@@ -103,15 +104,20 @@ class RankFaults:
             while not self._page.get(self._rank, Word.RELEASE):
                 self._sleep(POLL_S)
             self._page.set(self._rank, Word.HELD, 0)
-        # Always: a command that arrives while the rank stands inside must find the mark.
-        self._page.set(self._rank, Word.INSIDE, step + 1)
+        self._mark = step + 1  # always: a command that comes while the rank is inside must find the mark
 
     def after_operation(self) -> None:
         """Behind it."""
         self._page.set(self._rank, Word.INSIDE, 0)
 
     def before_each_operation(self) -> None:
-        """In front of every tensor-parallel all_reduce: a rank that computes slowly is late at each."""
+        """In front of every tensor-parallel all_reduce: a rank that computes slowly is late at each.
+
+        The first one of a step is marked, for H3: nothing but the operation itself follows.
+        """
+        if self._mark:
+            self._page.set(self._rank, Word.INSIDE, self._mark)
+            self._mark = 0
         if self._page.get(self._rank, Word.COMMAND) == Command.S1:
             self._begin()
             self._sleep(self._page.get(self._rank, Word.DELAY_NS) / 1e9)
