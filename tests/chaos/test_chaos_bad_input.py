@@ -3,15 +3,15 @@
 import random
 import socket
 import struct
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from paceline.analysis.detection.reasons import Refusal
 from paceline.contracts.topics import DEAD_LETTERS, FRAMES, HEALTH, INCIDENTS, JOBS, SIGNALS, VERDICTS
 from paceline.detector import DetectorApp
-from paceline.detector.core import BlockKey
 from tests.chaos.bad_input import bad_records
 from tests.chaos.conftest import Chaos, roots
 from tests.chaos.driver import FakeJob
@@ -52,8 +52,27 @@ class DeadLetters:
         return self.sources
 
 
-async def test_garbage_on_every_topic(chaos: Chaos, eventually: Any) -> None:
+def watch_losses(chaos: Chaos, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What the detector tells the metrics that it refused or could not read."""
+    detector = cast(DetectorApp, chaos.stack.parts["detector"][0])
+    told: Counter[str] = Counter()
+
+    def watch(take: Callable[[], Mapping[str, int]]) -> Callable[[], Mapping[str, int]]:
+        def taken() -> Mapping[str, int]:
+            found = take()
+            told.update(found)
+            return found
+
+        return taken
+
+    monkeypatch.setattr(detector.core, "take_refused", watch(detector.core.take_refused))
+    monkeypatch.setattr(detector.shelf, "take_lost", watch(detector.shelf.take_lost))
+    return told
+
+
+async def test_garbage_on_every_topic(chaos: Chaos, eventually: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await chaos.launch()
+    told = watch_losses(chaos, monkeypatch)
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     consumer = AIOKafkaConsumer(
@@ -71,10 +90,7 @@ async def test_garbage_on_every_topic(chaos: Chaos, eventually: Any) -> None:
     finally:
         await consumer.stop()
     assert all(letters.reasons)
-    detector = cast(DetectorApp, chaos.stack.parts["detector"][0])
-    block = detector.core.held[BlockKey(job.job, job.attempt, 0)].block
-    await eventually(lambda: block.refused[Refusal.RANK_OUT_OF_RANGE], 20)
-    await eventually(lambda: detector.shelf.unreadable, 20)
+    await eventually(lambda: told["rank_out_of_range"] and told["snapshot_unreadable"], 20)
     assert chaos.ranks_seen(job) == job.world
     await job.stuck(2, "hold")
     incident = await chaos.incident(job)
