@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,9 @@ SCREENS = ROOT / ".paceline" / "screens"
 WATCH = ROOT / "web" / "e2e" / "watch-incident.mjs"
 CHROMIUM = os.environ.get("PACELINE_CHROMIUM", "/usr/bin/chromium")
 RANK = 5
-STOP_S = 60
+STOP_S_MAX = 60
+LINE_S_MAX = 150
+POLL_S = 0.1
 
 pytestmark = [
     pytest.mark.needs_torch,
@@ -33,42 +36,43 @@ pytestmark = [
 
 
 class Demo:
-    """`paceline demo` in a process of its own, read line by line."""
+    """`paceline demo` in a process of its own; its output goes to a file."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, output: Path) -> None:
         command = [
             sys.executable, "-m", "paceline.contracts.cli", "demo",
             "--fault", "h1", "--rank", str(RANK), "--warmup", "25",
             "--home", str(home), "--port", str(free_port(0)),
         ]  # fmt: skip
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        self.lines: list[str] = []
+        self.output = output
+        with output.open("wb") as stream:
+            self.process = subprocess.Popen(command, stdout=stream, start_new_session=True)
 
-    def read_until(self, pattern: str) -> re.Match[str]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            found = re.search(pattern, line)
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first line that matches; fails where none comes within LINE_S_MAX."""
+        deadline = time.monotonic() + LINE_S_MAX
+        while True:
+            text = self.output.read_text()
+            found = re.search(pattern, text, re.MULTILINE)
             if found:
                 return found
-        raise AssertionError(f"the demo ended without {pattern!r}:\n{''.join(self.lines)}")
+            assert self.process.poll() is None, f"the demo ended without {pattern!r}:\n{text}"
+            assert time.monotonic() < deadline, f"no line like {pattern!r} from the demo:\n{text}"
+            time.sleep(POLL_S)
 
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
-            return self.process.wait(STOP_S)
+            return self.process.wait(STOP_S_MAX)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             raise
-        finally:
-            assert self.process.stdout is not None
-            self.process.stdout.close()
 
 
 @pytest.fixture
-def demo(lab_home: Path) -> Iterator[Demo]:
-    running = Demo(lab_home / "console")
+def demo(lab_home: Path, tmp_path: Path) -> Iterator[Demo]:
+    running = Demo(lab_home / "console", tmp_path / "demo.txt")
     yield running
     running.stop()
 
@@ -90,14 +94,14 @@ def processes_below(home: Path) -> list[str]:
 
 def test_an_incident_appears_without_reload(demo: Demo, lab_home: Path) -> None:
     SCREENS.mkdir(parents=True, exist_ok=True)
-    where = demo.read_until(r"console\s+(http://\S+)\s+token (\S+)")
+    where = demo.wait_for(r"console\s+(http://\S+)\s+token (\S+)")
     browser = subprocess.Popen(
         ["node", str(WATCH), where[1], where[2], str(SCREENS)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert browser.stdout is not None
         assert browser.stdout.readline() == "watching\n"
-        verdict = demo.read_until(r"^H1  (rank \d+ never entered .*) -> INC-1 (\S+)")
+        verdict = demo.wait_for(r"^H1  (rank \d+ never entered .*) -> INC-1 (\S+)")
         output, _ = browser.communicate(timeout=180)
     finally:
         browser.kill()

@@ -115,8 +115,9 @@ class Scene:
             await asyncio.sleep(POLL_S)
         seconds = round((self.job.first_step_ns() - self.started_ns) / 1e9, 3)
         self.say(f"job       {self.job.job}, {RANKS} ranks, first healthy step after {seconds:.1f} s")
-        age_s = own_age_s()
-        self.say(f"console   {self.platform.url}, up after {age_s:.1f} s, token {self.platform.token}")
+        self.say(
+            f"console   {self.platform.url}  token {self.platform.token}  (up after {own_age_s():.1f} s)"
+        )
         return seconds
 
     async def let_train(self, seconds: float) -> None:
