@@ -8,6 +8,7 @@ import pytest
 
 from paceline.contracts.topics import FRAMES, HEALTH
 from paceline.runtime import consumer as consumer_module
+from paceline.runtime import session as session_module
 from paceline.runtime.app import BackgroundTasks, first_crash
 from paceline.runtime.clock import SystemClock
 from paceline.runtime.connection import ProducerConnection
@@ -93,6 +94,49 @@ async def test_consumer_is_recreated(
     assert await eventually(lambda: seen) == [b"v"]
     assert consumer.recreated == 1
     await consumer.stop()
+
+
+class FakePart:
+    """Coordinator, fetcher and client of a consumer that will not stop."""
+
+    def __init__(self, calls: list[str], name: str, *, fails: bool = False) -> None:
+        self._calls = calls
+        self._name = name
+        self._fails = fails
+
+    async def close(self) -> None:
+        self._calls.append(self._name)
+        if self._fails:
+            raise asyncio.CancelledError
+
+    async def _stop_heartbeat_task(self) -> None:
+        self._calls.append("heartbeat")
+        raise asyncio.CancelledError
+
+    async def _maybe_leave_group(self) -> None:
+        self._calls.append("leave")
+
+
+class FakeConsumer:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._coordinator = FakePart(self.calls, "coordinator", fails=True)
+        self._fetcher = FakePart(self.calls, "fetcher")
+        self._client = FakePart(self.calls, "client")
+
+    async def stop(self) -> None:
+        await self._coordinator.close()
+        await self._fetcher.close()
+        await self._client.close()
+
+
+async def test_consumer_that_will_not_stop_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiokafka's `stop` ends at its first part that fails."""
+    fake = FakeConsumer()
+    monkeypatch.setattr(session_module.Session, "_make", lambda self: fake)
+    session = session_module.Session(KafkaSettings(), [HEALTH], "g", ConsumerOptions(), "c", {}, None, None)
+    await session.close()
+    assert fake.calls == ["coordinator", "heartbeat", "leave", "fetcher", "client"]
 
 
 class FakeClient:

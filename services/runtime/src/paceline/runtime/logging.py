@@ -8,8 +8,16 @@ from structlog.types import Processor
 
 from paceline.runtime.settings import LogSettings
 
-# Libraries that report every reconnect attempt; ours say it once, with the consequence.
-NOISY = ("aiokafka", "kafka", "asyncio", "httpx", "httpcore", "opentelemetry")
+# Libraries that report every reconnect attempt; ours say it once, with the consequence. aiokafka does
+# so as errors, hundreds of them a second while Kafka is away.
+NOISY = {
+    "aiokafka": logging.CRITICAL,
+    "kafka": logging.CRITICAL,
+    "asyncio": logging.ERROR,
+    "httpx": logging.ERROR,
+    "httpcore": logging.ERROR,
+    "opentelemetry": logging.ERROR,
+}
 
 
 def configure_logging(settings: LogSettings) -> None:
@@ -43,8 +51,8 @@ def configure_logging(settings: LogSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for name in NOISY:
-        logging.getLogger(name).setLevel(max(level, logging.ERROR))
+    for name, least in NOISY.items():
+        logging.getLogger(name).setLevel(max(level, least))
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

@@ -18,6 +18,7 @@ from paceline.runtime.settings import KafkaSettings
 
 OPEN_S_MAX = 90.0
 CLOSE_S_MAX = 5.0
+ABANDON_S_MAX = 1.0  # for each part of a consumer that would not close
 REVOKE_S_MAX = 10.0
 POSITION_S_MAX = 1.0
 log = get_logger(__name__)
@@ -105,16 +106,21 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def close(self) -> None:
         """Commit what was handled and leave; bounded, whatever Kafka does."""
-        for step in (self.commit, self._consumer.stop):
-            try:
-                async with asyncio.timeout(CLOSE_S_MAX):
-                    await step()
-            except (TimeoutError, KafkaError, OSError) as error:
-                log.warning("consumer_close_failed", consumer=self._name, error=repr(error))
-            except asyncio.CancelledError as error:
-                if is_being_cancelled():
-                    raise
-                log.warning("consumer_close_failed", consumer=self._name, error=repr(error))
+        await self._try(self.commit, CLOSE_S_MAX)
+        if not await self._try(self._consumer.stop, CLOSE_S_MAX):
+            for step in remains(self._consumer):
+                await self._try(step, ABANDON_S_MAX)
+
+    async def _try(self, step: Callable[[], Awaitable[object]], limit_s: float) -> bool:
+        try:
+            async with asyncio.timeout(limit_s):
+                await step()
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
+            log.info("consumer_close_failed", consumer=self._name, step=step.__name__, error=repr(error))
+            return False
+        return True
 
     async def poll(self) -> list[Record]:
         """The next records, an empty list after `poll_s`."""
@@ -256,6 +262,23 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             fetch_max_bytes=self._options.fetch_bytes_max,
             fetch_max_wait_ms=500,
         )
+
+
+def remains(consumer: AIOKafkaConsumer) -> list[Callable[[], Awaitable[object]]]:
+    """Steps that end what `AIOKafkaConsumer.stop` leaves behind where one of its parts fails.
+
+    Its heartbeats would hold partitions as a member of the group, its fetcher and its client would go
+    on reading, for as long as the process lives.
+    """
+    coordinator = consumer._coordinator  # noqa: SLF001
+    coordination = getattr(coordinator, "_coordination_task", None)
+    if coordination is not None:
+        coordination.cancel()
+    names = ("_stop_heartbeat_task", "_stop_commit_offsets_refresh_task", "_maybe_leave_group")
+    steps = [getattr(coordinator, name) for name in names if hasattr(coordinator, name)]
+    if consumer._fetcher is not None:  # noqa: SLF001
+        steps.append(consumer._fetcher.close)  # noqa: SLF001
+    return [*steps, consumer._client.close]  # noqa: SLF001
 
 
 def _ours(part: TopicPartition) -> Partition:
