@@ -246,5 +246,5 @@ async def test_cleaning_drops_what_is_old(store: Database, make_record: Make) ->
     settings = IncidentsSettings()
     assert (await clean(store, from_unix(NOW + 60), settings)).total == 0
     month = await clean(store, from_unix(NOW) + timedelta(days=31), settings)
-    assert (month.evidence, month.registry, month.incidents) == (1, 1, 0)
+    assert (month.evidence, month.registry, month.incidents) == (1, 3, 0)  # node, attempt, job
     assert (await clean(store, from_unix(NOW) + timedelta(days=366), settings)).incidents == 1
