@@ -30,19 +30,19 @@ from paceline.store import migrate
 READY_S_MAX = 60.0
 STOP_S_MAX = 30.0
 POLL_S = 0.1
-# A hang is found in 4 to 6 seconds: floor, two samples, one tick.
+# A hang is found in 3 to 5 seconds: floor, two samples, one tick.
 LIMITS = {
     "PACELINE_KAFKA_GROUP_PREFIX": "chaos",
     "PACELINE_KAFKA_REQUEST_TIMEOUT_S": "8",
     "PACELINE_KAFKA_STUCK_S": "8",
-    "PACELINE_DETECTOR_FLOOR_S": "3",
-    "PACELINE_DETECTOR_DEAD_FLOOR_S": "1.5",
+    "PACELINE_DETECTOR_FLOOR_S": "2.5",
+    "PACELINE_DETECTOR_DEAD_FLOOR_S": "1",
     "PACELINE_DETECTOR_TICK_S": "0.5",
     "PACELINE_DETECTOR_SNAPSHOT_S": "2",
-    "PACELINE_DETECTOR_SILENCE_S": "5",
+    "PACELINE_DETECTOR_SILENCE_S": "4",
     "PACELINE_LOCALIZER_HEALTH_WAIT_S": "2",
     "PACELINE_AGENT_INTERVAL_S": "0.25",
-    "PACELINE_AGENT_SUSPECT_S": "1.5",
+    "PACELINE_AGENT_SUSPECT_S": "1",
     "PACELINE_AGENT_DRAIN_S": "1",
     "PACELINE_NOTIFIER_ALLOW_PRIVATE_ADDRESSES": "true",
     "PACELINE_NOTIFIER_WEBHOOK_TIMEOUT_S": "5",

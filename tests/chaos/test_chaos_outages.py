@@ -151,7 +151,7 @@ async def test_services_are_restarted(chaos: Chaos) -> None:
     """Each of them before the verdict, and again while the incident is open."""
     job = await chaos.launch()
     await job.stuck(3, "hold")
-    for name in ("detector", "localizer", "incidents"):
+    for name in ("detector", "localizer"):
         await chaos.stack.restart(name)
     incident = await chaos.incident(job, within_s=RECOVERY_S_MAX)
     assert (incident["verdict_class"], roots(incident)) == ("H1", [3])

@@ -18,7 +18,7 @@ from tests.chaos.stack import AgentProcess, Stack
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CYCLES = Path(__file__).with_name("cycles.py")
 WINDOW_S = 1.0
-WINDOWS = 4  # in each block
+WINDOWS = 3  # in each block
 RATIO_MAX = 1.25
 
 
