@@ -33,6 +33,7 @@ from paceline.store.times import from_unix
 
 LEASE_SPARE_S = 10.0
 STOP_S_MAX = 3.0
+STRANGE_FAILURES_MAX = 5  # in a row, errors that is_transient does not know
 RECORD_BACKOFF = Backoff(first_s=0.2, max_s=5.0)
 RECORD_TRIES_MAX = 8
 log = get_logger(__name__)
@@ -82,10 +83,11 @@ class Dispatcher:
                 claimed = await self._claim()
                 failures = 0
             except Exception as error:
-                if not is_transient(error):
+                # A driver whose server goes away in the middle of a call also says other things.
+                if not is_transient(error) and failures >= STRANGE_FAILURES_MAX:
                     raise
-                if failures in (0, 5, 50):
-                    log.warning("deliveries_waiting", error=str(error)[:300], failures=failures)
+                if failures in (0, 5, 50) or not is_transient(error):
+                    log.warning("deliveries_waiting", error=repr(error)[:300], failures=failures)
                 await self._clock.sleep(RECORD_BACKOFF.delay_s(failures))
                 failures += 1
                 continue
