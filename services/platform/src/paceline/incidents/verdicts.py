@@ -83,6 +83,8 @@ async def apply_verdict(
     if decision.reason is not Reason.IGNORE_ENDED:
         incident = found.current or (found.cause if decision.incident_id else None)
         incident = await _write(session, incident, record, decision.reason, change, stalled_at, context)
+        if decision.reason in (Reason.OPEN, Reason.REOPEN):
+            await _close_if_replaced(session, incident, record, change)
     await session.flush()
     session.add(_stored(record, incident, decision, stalled_at, judged_at, at))
     await session.flush()
@@ -181,6 +183,29 @@ async def _write(
         details = {"reason": reason.value, "verdict": record.id, "episode": record.episode}
         await record_change(session, incident, event_type, message, change, details)
     return incident
+
+
+async def _close_if_replaced(
+    session: AsyncSession, incident: Incident, record: VerdictRecord, change: ChangeContext
+) -> None:
+    """A verdict that came after the start of the next attempt is told, and over with that: a job that is
+    started again within seconds of its death has no open incident."""
+    jobs = JobRepository(session)
+    job, attempt = await jobs.get(record.job), await jobs.attempt(record.job, record.attempt)
+    if job is None or attempt is None or job.attempt == record.attempt or attempt.started_at > job.started_at:
+        return
+    incident.status = IncidentStatus.RESOLVED.value
+    incident.resolved_at = change.at
+    incident.resolved_by = change.actor.name
+    incident.resolution = f"attempt {job.attempt} has started"
+    event_id = derived_id("evt", record.id, "replaced")
+    await record_change(
+        session,
+        incident,
+        EventType.INCIDENT_RESOLVED,
+        incident.resolution,
+        replace(change, event_id=event_id),
+    )
 
 
 def _open(record: VerdictRecord, at: datetime, stalled_at: datetime) -> Incident:
