@@ -93,3 +93,16 @@ async def test_restart_under_the_same_name(chaos: Chaos) -> None:
     assert [i["id"] for i in await chaos.stack.incidents(old.job)] == [incident["id"], other["id"]]
     new.tell(2, "go")
     await chaos.incident(new, "resolved")
+
+
+async def test_started_again_before_the_verdict(chaos: Chaos) -> None:
+    """All ranks die at once and the job is back within a second: told, and over."""
+    old = await chaos.launch()
+    old.kill(-1, signal.SIGKILL)
+    new = await chaos.launch(old.job, attempt="a2")
+    incident = await chaos.incident(old, "resolved")
+    assert incident["verdict_class"] == "DEAD_PROCESS"
+    changes = [kind for kind in await chaos.changes(incident) if kind != "updated"]
+    assert changes == ["opened", "resolved"]
+    await new.progress()
+    assert [i["attempt"] for i in await chaos.stack.incidents(old.job)] == ["a1"]
