@@ -31,16 +31,18 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
 
 
 def run_program(name: str) -> object:
-    """The JSON of the program's last line; an object with `error` where it failed."""
+    """The JSON of the program's last line, else its lines; an object with `error` where it failed."""
     command = [sys.executable, *PROGRAMS[name]]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM_S_MAX, check=False
     )
     lines = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not lines:
+        return {"error": f"exit status {done.returncode}", "stderr": done.stderr[-2000:]}
     try:
         result: object = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        return {"error": f"exit status {done.returncode}", "stderr": done.stderr[-2000:]}
+    except ValueError:
+        return lines  # a table for people
     return result
 
 
@@ -67,7 +69,9 @@ def main() -> int:
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.write_text(json.dumps(results, indent=2) + "\n")
     for name, result in results.items():
-        for key, value in flatten(result):
+        if isinstance(result, list):
+            print(f"{name}\n" + "\n".join(map(str, result)))
+        for key, value in flatten(result) if isinstance(result, dict) else ():
             print(f"{name:14} {key:44} {value}")
     return 1 if any(isinstance(r, dict) and "error" in r for r in results.values()) else 0
 
