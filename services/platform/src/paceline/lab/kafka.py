@@ -16,6 +16,7 @@ from pathlib import Path
 
 from paceline.lab.jars import ensure_jars
 from paceline.lab.java import JavaRuntime, find_java
+from paceline.lab.ports import draw_ports, is_free
 from paceline.lab.processes import STOP_TIMEOUT_S, Child, HomeLock, LabError
 
 HOST = "127.0.0.1"
@@ -167,14 +168,11 @@ class LocalKafka:
         path = self.home / "ports.json"
         with contextlib.suppress(OSError, ValueError, TypeError):
             port, controller_port = json.loads(path.read_text())
-            if _is_free(port) and _is_free(controller_port):
+            if is_free(port) and is_free(controller_port):
                 return port, controller_port
-        with socket.socket() as first, socket.socket() as second:
-            first.bind((HOST, 0))
-            second.bind((HOST, 0))
-            ports = first.getsockname()[1], second.getsockname()[1]
-        path.write_text(json.dumps(ports))
-        return ports
+        port, controller_port = draw_ports(2)
+        path.write_text(json.dumps([port, controller_port]))
+        return port, controller_port
 
     def _java_command(self, java: JavaRuntime, jars: Sequence[Path]) -> list[str]:
         """`java` with its options in a file: 45 jars would fill every process list."""
@@ -227,16 +225,6 @@ def answers(host: str, port: int, timeout_s: float = 1.0) -> bool:
     except OSError:
         return False
     return len(reply) == 10 and struct.unpack(">iih", reply)[1:] == (1, 0)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 def prepare() -> None:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from paceline.lab.kafka import LocalKafka
+from paceline.lab.ports import draw_ports, is_free
 from paceline.lab.postgres import LocalPostgres
 from paceline.lab.postgres_binaries import URL_VARIABLE
 from paceline.lab.processes import LabError
@@ -169,13 +169,12 @@ class LocalPlatform:
 
 def free_port(wanted: int) -> int:
     """`wanted` where it is free on loopback, else another that is."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return int(probe.getsockname()[1])
-    raise LabError("no free port on 127.0.0.1")
+    if wanted and is_free(wanted):
+        return wanted
+    try:
+        return draw_ports(1)[0]
+    except OSError as error:
+        raise LabError(str(error)) from None
 
 
 def api_url() -> str:
