@@ -25,6 +25,7 @@ READS = [  # the first six need no more than jobs:read
     "/v1/deliveries",
     "/v1/tokens",
     "/v1/audit",
+    "/v1/audit/integrity",
 ]
 WRITES = [
     ("POST", "/v1/incidents/INC-1/acknowledgements", {}),

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy import text
+
 from paceline.contracts.verdicts import VerdictRecord
 
 Make = Callable[..., VerdictRecord]
@@ -112,6 +114,19 @@ class TestChanges:
         audit = (await api.client.get("/v1/audit?limit=2")).json()
         assert [entry["action"] for entry in audit["items"]] == ["incident.resolved", "incident.acknowledged"]
         assert audit["next_cursor"] is not None
+
+    async def test_the_chain_of_the_audit_log_is_checked(self, api: Any, incident: str) -> None:
+        before = (await api.client.get("/v1/audit/integrity")).json()
+        assert (before["intact"], before["first_broken_id"], before["complete"]) == (True, None, True)
+        await api.client.post(f"/v1/incidents/{incident}/acknowledgements", json={})
+        rest = (await api.client.get(f"/v1/audit/integrity?after={before['last_id']}")).json()
+        assert (rest["intact"], rest["checked"]) == (True, 1)
+        async with api.database.transaction() as session:
+            await session.execute(text("ALTER TABLE audit_entries DISABLE TRIGGER USER"))
+            await session.execute(text(f"UPDATE audit_entries SET actor = 'x' WHERE id = {rest['last_id']}"))
+        broken = (await api.client.get("/v1/audit/integrity")).json()
+        assert (broken["intact"], broken["first_broken_id"]) == (False, rest["last_id"])
+        assert broken["checked"] == before["checked"] + 1
 
     async def test_a_verdict_does_not_reopen_what_somebody_closed(
         self, api: Any, incident: Any, make_verdict: Any

@@ -17,7 +17,7 @@ from paceline.store.actors import system
 from paceline.store.incident_changes import append_stream_event
 from paceline.store.models.audit import AuditEntry
 from paceline.store.models.incident import Incident
-from paceline.store.repositories.audit import AuditRepository, find_break
+from paceline.store.repositories.audit import AuditRepository, ChainCheck, find_break
 from paceline.store.repositories.evidence import EvidenceRepository
 from paceline.store.repositories.jobs import JobRepository
 from paceline.store.repositories.outbox import OutboxRepository
@@ -49,19 +49,65 @@ class TestMigrations:
         await check(database)
 
 
+async def append_audit(store: Database, count: int) -> None:
+    for number in range(count):
+        async with store.transaction() as session:
+            await AuditRepository(session).append(
+                AT, system("test"), "thing.done", ("thing", str(number)), {"n": number}
+            )
+
+
+async def tamper(store: Database, statement: str) -> None:
+    """Change the log as somebody could who may disable its trigger."""
+    async with store.transaction() as session:
+        for part in ("DISABLE TRIGGER USER", statement, "ENABLE TRIGGER USER"):
+            command = part if part == statement else f"ALTER TABLE audit_entries {part}"
+            await session.execute(text(command))
+
+
+async def check_chain(store: Database, after: int = 0, entries_max: int = 100) -> ChainCheck:
+    async with store.transaction() as session:
+        return await AuditRepository(session).check_chain(after, entries_max)
+
+
 class TestAudit:
     async def test_entries_are_chained(self, store: Database) -> None:
-        for number in range(3):
-            async with store.transaction() as session:
-                await AuditRepository(session).append(
-                    AT, system("test"), "thing.done", ("thing", str(number)), {"n": number}
-                )
+        await append_audit(store, 3)
         async with store.transaction() as session:
             entries = (await session.scalars(select(AuditEntry).order_by(AuditEntry.id))).all()
             assert find_break(entries) is None
             session.expunge_all()
         entries[1].details = {"n": 99}
         assert find_break(entries) == entries[1].id
+
+    async def test_a_whole_log_is_intact_in_one_part_or_several(
+        self, store: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert await check_chain(store) == ChainCheck(0, None, 0, complete=True)
+        await append_audit(store, 5)
+        assert await check_chain(store) == ChainCheck(5, None, 5, complete=True)
+        monkeypatch.setattr("paceline.store.repositories.audit.CHECK_CHUNK", 2)
+        assert await check_chain(store) == ChainCheck(5, None, 5, complete=True)
+        assert await check_chain(store, 0, 3) == ChainCheck(3, None, 3, complete=False)
+        assert await check_chain(store, 3, 2) == ChainCheck(2, None, 5, complete=True)
+
+    @pytest.mark.parametrize(
+        ("statement", "broken"),
+        [
+            ("UPDATE audit_entries SET actor = 'x' WHERE id = 4", 4),
+            ("DELETE FROM audit_entries WHERE id = 3", 4),
+            ("DELETE FROM audit_entries WHERE id = 1", 2),
+        ],
+    )
+    @pytest.mark.parametrize("chunk", [1, 2, 1000])
+    async def test_a_break_is_found_wherever_a_part_begins(
+        self, store: Database, statement: str, broken: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("paceline.store.repositories.audit.CHECK_CHUNK", chunk)
+        await append_audit(store, 5)
+        await tamper(store, statement)
+        found = await check_chain(store)
+        assert (found.first_broken_id, found.last_id, found.complete) == (broken, broken, False)
 
     @pytest.mark.parametrize(
         "statement",

@@ -77,7 +77,8 @@ export interface paths {
         };
         /**
          * List Ranks
-         * @description Every registered rank with its node, coordinates and state.
+         * @description Registered ranks with node, coordinates and state. A page covers `limit` ranks, registered
+         *     or not.
          */
         get: operations["list_ranks_v1_jobs__job__ranks_get"];
         put?: never;
@@ -466,6 +467,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/audit/integrity": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Check Integrity
+         * @description Follow the chain of hashes, oldest first, at most 100,000 entries a request. Keep `last_id` and
+         *     the hash of that entry elsewhere: entries cut off at the end leave no trace in the chain.
+         */
+        get: operations["check_integrity_v1_audit_integrity_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/healthz": {
         parameters: {
             query?: never;
@@ -588,6 +610,23 @@ export interface components {
             previous_hash: string;
             /** Hash */
             hash: string;
+        };
+        /**
+         * AuditIntegrityRead
+         * @description Whether each entry read carries its own hash and that of the entry before it. `first_broken_id` is
+         *     the first that does not; `complete` is false where entries after `last_id` were not read.
+         */
+        AuditIntegrityRead: {
+            /** Intact */
+            intact: boolean;
+            /** Checked */
+            checked: number;
+            /** First Broken Id */
+            first_broken_id: number | null;
+            /** Last Id */
+            last_id: number;
+            /** Complete */
+            complete: boolean;
         };
         /**
          * AxisRead
@@ -3883,6 +3922,65 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Page_AuditEntryRead_"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    check_integrity_v1_audit_integrity_get: {
+        parameters: {
+            query?: {
+                /** @description Begin behind this entry, as `last_id` of an earlier answer */
+                after?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AuditIntegrityRead"];
                 };
             };
             /** @description No valid token */

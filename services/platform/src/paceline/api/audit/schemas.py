@@ -24,3 +24,14 @@ class AuditEntryRead(ReadModel):
     details: list[AuditDetail]
     previous_hash: str
     hash: str
+
+
+class AuditIntegrityRead(ReadModel):
+    """Whether each entry read carries its own hash and that of the entry before it. `first_broken_id` is
+    the first that does not; `complete` is false where entries after `last_id` were not read."""
+
+    intact: bool
+    checked: int
+    first_broken_id: int | None
+    last_id: int
+    complete: bool
