@@ -82,3 +82,25 @@ async def test_a_stream_goes_on_while_the_token_is_valid(
     events = [event async for event in stream_events(busy)]
     assert checks == 600 // 15
     assert sum(event.comment == "keepalive" for event in events) == checks
+
+
+@pytest.mark.parametrize(("position", "skipped"), [(10, [90]), (200, []), (60, [])])
+async def test_what_a_reset_skips_is_counted(
+    busy: Subscription, monkeypatch: pytest.MonkeyPatch, position: int, skipped: list[int]
+) -> None:
+    async def bounds(subscription: Subscription) -> tuple[int, int]:
+        return 50, 100
+
+    def count(name: str, amount: int, *, reason: str) -> None:
+        counted.append((name, amount, reason))
+
+    counted: list[tuple[str, int, str]] = []
+    monkeypatch.setattr(endpoints, "_bounds", bounds)
+    monkeypatch.setattr(endpoints, "count", count)
+    busy.position = position
+    busy.services.settings.stream_gap_max = 1000
+    stream = stream_events(busy)
+    names = [(await anext(stream)).event for _ in range(2)]
+    await stream.aclose()
+    assert names[1] == ("ready" if position == 60 else "reset")
+    assert counted == [("paceline.api.events_dropped", amount, "reset") for amount in skipped]

@@ -30,7 +30,7 @@ CounterName = Literal[
     "paceline.agent.samples",
     "paceline.agent.dropped",  # reason
     "paceline.agent.bytes",
-    "paceline.api.events_dropped",  # reason
+    "paceline.api.events_dropped",  # reason; not shown to a client that was away too long
 ]
 GaugeName = Literal[
     "paceline.kafka.lag",  # topic, group
@@ -51,7 +51,6 @@ GaugeName = Literal[
 ]
 HistogramName = Literal[
     "paceline.kafka.handle",  # topic, group
-    "paceline.frame.lag",
     "paceline.detector.tick",
     "paceline.detection.latency",
     "paceline.verdict.confidence",
@@ -67,7 +66,6 @@ _UNITS: dict[str, str] = {
     "paceline.detector.event_delay": "s",
     "paceline.detector.snapshot_age": "s",
     "paceline.kafka.handle": "s",
-    "paceline.frame.lag": "s",
     "paceline.detector.tick": "s",
     "paceline.detection.latency": "s",
     "paceline.verdict.confidence": "1",

@@ -24,6 +24,7 @@ from paceline.api.errors import (
 from paceline.api.events.schemas import EventRead, ResetRead
 from paceline.api.services import Services, Shared
 from paceline.api.text import JobText
+from paceline.runtime.metrics import count
 from paceline.store import is_transient
 from paceline.store.models.outbox import OutboxEvent
 from paceline.store.repositories.outbox import OutboxRepository
@@ -149,6 +150,8 @@ async def _begin(subscription: Subscription) -> AsyncIterator[ServerSentEvent]:
     gap_max = subscription.services.settings.stream_gap_max
     reason = gap_reason(position, oldest, newest, gap_max)
     if reason is not None:
+        if newest > position:
+            count("paceline.api.events_dropped", newest - position, reason="reset")
         subscription.position = newest
         yield _note("reset", reason, newest)
         return
