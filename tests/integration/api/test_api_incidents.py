@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from sqlalchemy import text
 
 from paceline.contracts.verdicts import VerdictRecord
@@ -36,6 +37,13 @@ class TestPage:
         assert found["what_next"]["action"]["kind"] == "fix_code"
         assert found["did_it_happen"]["timeline"][0]["kind"] == "opened"
         assert (found["job_name"], found["world_size"], found["user"]) == ("Llama", 8, "lia")
+
+    async def test_communicators_are_read_in_parts(
+        self, api: Any, incident: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("paceline.api.incidents.involved.PART_COUNT", 1)
+        groups = (await page(api, "INC-1"))["what_happened"]["communicators"]
+        assert [group["name"] for group in groups] == ["tp_1", "world"]
 
     async def test_an_incident_of_an_unknown_job_has_a_page_too(self, api: Any, make_verdict: Make) -> None:
         assert await api.apply(make_verdict(job="ghost")) == "open"

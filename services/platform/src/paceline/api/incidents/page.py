@@ -5,6 +5,7 @@ from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from paceline.api.incidents.involved import load_involved
 from paceline.api.incidents.schemas import (
     ActionRead,
     CommunicatorInvolved,
@@ -25,15 +26,13 @@ from paceline.api.incidents.schemas import (
     Why,
 )
 from paceline.contracts.events import EventType
-from paceline.contracts.ids import format_ranks, parse_ranks
+from paceline.contracts.ids import format_ranks
 from paceline.contracts.verdicts import Root, Verdict
 from paceline.store.incident_changes import read_verdict
-from paceline.store.models.communicator import JobCommunicator
 from paceline.store.models.evidence import EvidenceBundle
 from paceline.store.models.incident import Incident
 from paceline.store.models.timeline import TimelineEntry
 from paceline.store.models.verdict import StoredVerdict
-from paceline.store.rank_states import root_ranks
 from paceline.store.repositories.deliveries import DeliveryRepository
 from paceline.store.repositories.evidence import EvidenceRepository
 from paceline.store.repositories.incidents import IncidentRepository
@@ -41,7 +40,6 @@ from paceline.store.repositories.jobs import JobRepository
 
 TIMELINE_MAX = 200
 REVISIONS_MAX = 50
-COMMUNICATORS_MAX = 64
 DELIVERIES_MAX = 50
 REOPENED = EventType.INCIDENT_REOPENED.short.partition(".")[2]  # kind of its timeline entry
 OBSERVE = "observe"  # no action is ever dispatched by this release
@@ -57,7 +55,7 @@ async def build_page(session: AsyncSession, incident: Incident) -> IncidentRead:
     incidents = IncidentRepository(session)
     jobs = JobRepository(session)
     job = await jobs.get(incident.job)
-    communicators = await jobs.communicators(incident.job, incident.attempt)
+    communicators = await load_involved(session, incident.job, incident.attempt, verdict)
     timeline = await incidents.timeline(incident.id, TIMELINE_MAX + 1)
     revisions = await incidents.verdicts(incident.id, REVISIONS_MAX)
     bundles = await EvidenceRepository(session).of_incident(incident.id)
@@ -117,7 +115,7 @@ def detected_at(incident: Incident, timeline: Sequence[TimelineEntry]) -> dateti
 
 
 def _what_happened(
-    incident: Incident, verdict: Verdict, communicators: Sequence[JobCommunicator], noticed_at: datetime
+    incident: Incident, verdict: Verdict, communicators: list[CommunicatorInvolved], noticed_at: datetime
 ) -> WhatHappened:
     detected_after = (noticed_at - incident.stalled_at).total_seconds()
     return WhatHappened(
@@ -129,42 +127,11 @@ def _what_happened(
         victims=format_ranks(verdict.victims),
         victims_count=verdict.victims_count,
         communicators_waiting=verdict.communicators_waiting,
-        communicators=involved_communicators(verdict, communicators),
+        communicators=communicators,
         stalled_at=incident.stalled_at,
         detected_at=noticed_at,
         detected_after_s=round(max(0.0, detected_after), 3),
         stalled_s=verdict.stalled_s,
-    )
-
-
-def involved_communicators(
-    verdict: Verdict, communicators: Sequence[JobCommunicator]
-) -> list[CommunicatorInvolved]:
-    """The root communicator first, then those with a root or at least two victims as members."""
-    victims = set(verdict.victims)
-    roots = {rank for root in verdict.roots for rank in root_ranks(root.rank, root.peer_rank, root.ranks)}
-    root_id = "" if verdict.operation is None else verdict.operation.communicator
-    found = []
-    for row in communicators:
-        members = set(parse_ranks(row.ranks))
-        waiting = members & victims
-        is_root = row.communicator == root_id
-        if is_root or (not row.closed and waiting and (len(waiting) > 1 or members & roots)):
-            found.append(_involved(row, is_root, len(waiting)))
-    found.sort(key=lambda item: (not item.is_root, -item.victims_count, item.name))
-    return found[:COMMUNICATORS_MAX]
-
-
-def _involved(row: JobCommunicator, is_root: bool, victims_count: int) -> CommunicatorInvolved:
-    return CommunicatorInvolved(
-        communicator=row.communicator,
-        name=row.name,
-        kind=row.kind,
-        backend=row.backend,
-        size=row.size,
-        ranks=row.ranks,
-        is_root=is_root,
-        victims_count=victims_count,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy import delete, exists, func, select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
@@ -15,6 +16,18 @@ from paceline.store.models.node import JobNode
 from paceline.store.repositories.incidents import OPEN_STATUSES
 
 UPSERT_ROWS_MAX = 100  # PostgreSQL takes 32,767 parameters; larger statements are not faster
+
+
+class CommunicatorRow(NamedTuple):
+    """What a page says of a communicator; a job has tens of thousands, and whole models cost more."""
+
+    communicator: str
+    name: str
+    kind: str
+    backend: str
+    size: int
+    ranks: str  # ids.format_ranks text
+    closed: bool
 
 
 class JobRepository:
@@ -88,6 +101,20 @@ class JobRepository:
             query = query.where(tuple_(JobCommunicator.name, JobCommunicator.communicator) > tuple_(*after))
         query = query.order_by(JobCommunicator.name, JobCommunicator.communicator).limit(limit)
         return (await self._session.scalars(query)).all()
+
+    async def communicator_rows(
+        self, job: str, attempt: str, after: str, limit: int
+    ) -> Sequence[CommunicatorRow]:
+        """By id, those behind the id `after`."""
+        columns = [getattr(JobCommunicator, name) for name in CommunicatorRow._fields]
+        query = (
+            select(*columns)
+            .where(JobCommunicator.job == job, JobCommunicator.attempt == attempt)
+            .where(JobCommunicator.communicator > after)
+            .order_by(JobCommunicator.communicator)
+            .limit(limit)
+        )
+        return [CommunicatorRow._make(row) for row in await self._session.execute(query)]
 
     async def communicator(self, job: str, attempt: str, communicator: str) -> JobCommunicator | None:
         return await self._session.get(JobCommunicator, (job, attempt, communicator))
