@@ -269,12 +269,73 @@ async def test_due_deliveries_survive_a_restart(
     assert receiver.requests[1].headers["webhook-id"] == event.id
 
 
-async def test_a_killed_notifier_leaves_a_lease_that_another_takes_over(world: World) -> None:
-    row = Delivery(
-        id="dlv_1", channel="webhook", endpoint_id=None, target="http://x", event_id="e", event_type="t",
-        incident_id="i", payload="{}", traceparent="", status="pending", attempts_count=0, attempts=[],
-        response_status=None, error="", next_attempt_at=NOW, created_at=NOW, updated_at=NOW,
+async def test_an_incident_is_told_in_order_while_an_endpoint_fails(
+    world: World, receivers: tuple[HttpReceiver, HttpReceiver], eventually: Eventually
+) -> None:
+    receiver, first, other = receivers[0], fresh(), fresh()
+    receiver.answers = [reply(500), reply(204)]
+    await world.add_endpoint(receiver.url)
+    async with world.notifier():
+        await world.publish(first)
+        await world.publish(resolved(first, first.id + "r"))
+        await eventually(lambda: receiver.requests, 30)
+        await world.publish(other)
+        await eventually(lambda: len(receiver.requests) == 4, 30)
+    told = [request.headers["webhook-id"] for request in receiver.requests]
+    assert [name for name in told if name != other.id] == [first.id, first.id, first.id + "r"]
+
+
+async def test_a_later_event_waits_for_the_earlier_one_of_its_endpoint_and_incident(world: World) -> None:
+    endpoint = (await world.add_endpoint("http://x")).id
+    another = (await world.add_endpoint("http://y")).id
+    second_s = timedelta(seconds=1)
+    rows = [
+        pending("b_first", NOW, endpoint=endpoint, due=NOW + 60 * second_s),
+        pending("a_second", NOW + second_s, endpoint=endpoint),
+        pending("same_moment", NOW + second_s, endpoint=endpoint),
+        pending("elsewhere", NOW + second_s, endpoint=another),
+        pending("alert", NOW + second_s),
+        pending("other_incident", NOW + second_s, endpoint=endpoint, incident="j"),
+    ]
+
+    async def claim(at: datetime) -> set[str]:
+        async with world.database.transaction() as session:
+            return {row.id for row in await DeliveryRepository(session).claim_due(at, 600 * second_s, 10, 5)}
+
+    async def settle(delivery: str, status: str) -> None:
+        async with world.database.transaction() as session:
+            row = await DeliveryRepository(session).get(delivery)
+            assert row is not None
+            row.status = status
+
+    async with world.database.transaction() as session:
+        await DeliveryRepository(session).add_new(rows)
+    assert await claim(NOW + second_s) == {"elsewhere", "alert", "other_incident"}
+    assert await claim(NOW + 60 * second_s) == {"b_first"}
+    await settle("b_first", "failed")
+    assert await claim(NOW + 60 * second_s) == {"a_second"}
+    await settle("a_second", "delivered")
+    assert await claim(NOW + 60 * second_s) == {"same_moment"}
+
+
+def pending(
+    name: str,
+    created: datetime,
+    *,
+    endpoint: str | None = None,
+    incident: str = "i",
+    due: datetime | None = None,
+) -> Delivery:
+    return Delivery(
+        id=name, channel="webhook", endpoint_id=endpoint, target="http://x", event_id="e", event_type="t",
+        incident_id=incident, payload="{}", traceparent="", status="pending", attempts_count=0, attempts=[],
+        response_status=None, error="", next_attempt_at=due or created, created_at=created,
+        updated_at=created,
     )  # fmt: skip
+
+
+async def test_a_killed_notifier_leaves_a_lease_that_another_takes_over(world: World) -> None:
+    row = pending("dlv_1", NOW)
     lease = timedelta(seconds=30)
     async with world.database.transaction() as session:
         assert await DeliveryRepository(session).add_new([row]) == ["dlv_1"]

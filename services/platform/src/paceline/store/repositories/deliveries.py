@@ -5,9 +5,10 @@ import secrets
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import any_, delete, exists, func, literal, select, tuple_, update
+from sqlalchemy import ColumnElement, any_, delete, exists, func, literal, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from paceline.store.models.delivery import AlertState, Delivery, WebhookEndpoint
 
@@ -125,12 +126,13 @@ class DeliveryRepository:
     ) -> Sequence[Delivery]:
         """Take due rows for one attempt each; several notifiers never take the same row.
 
-        A taken row is due again after `lease`. At most `per_target_max` rows of one target, so that
-        a slow one cannot fill all slots; `busy_targets` are left for later.
+        Events of one incident reach an endpoint in order: while an earlier one is pending, the later
+        ones are not due. A taken row is due again after `lease`. At most `per_target_max` rows of one
+        target, so that a slow one cannot fill all slots; `busy_targets` are left for later.
         """
         place = func.row_number().over(partition_by=Delivery.target, order_by=Delivery.next_attempt_at)
         due = select(Delivery.id, place.label("place")).where(
-            Delivery.status == PENDING, Delivery.next_attempt_at <= now
+            Delivery.status == PENDING, Delivery.next_attempt_at <= now, ~_waits_for_an_earlier_one()
         )
         if busy_targets:
             due = due.where(Delivery.target.not_in(busy_targets))
@@ -188,6 +190,18 @@ class DeliveryRepository:
             delete(Delivery).where(Delivery.id.in_(old)).returning(Delivery.id)
         )
         return len(gone.all())
+
+
+def _waits_for_an_earlier_one() -> ColumnElement[bool]:
+    """An alert tells the present state whatever the event was, so only webhooks have an order. The wait
+    is bounded by the retry table, after which the earlier one is given up."""
+    earlier = aliased(Delivery)
+    return exists().where(
+        earlier.incident_id == Delivery.incident_id,
+        earlier.endpoint_id == Delivery.endpoint_id,
+        earlier.status == PENDING,
+        tuple_(earlier.created_at, earlier.id) < tuple_(Delivery.created_at, Delivery.id),
+    )
 
 
 class AlertRepository:
