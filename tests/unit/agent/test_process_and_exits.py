@@ -130,6 +130,7 @@ def test_explain_exit(status: Any, goodbye: Any, finished: Any, kind: Any, code:
 
 
 CLEAN = Exit(ExitKind.CLEAN, 0, "exited with status 0")
+UNREAD = explain_exit(None, "finished", "", False)
 TERM = Exit(ExitKind.SIGNAL, -15, "killed by SIGTERM", told_to_stop=True)
 KILL = Exit(ExitKind.SIGNAL, -9, "killed by SIGKILL")
 
@@ -163,6 +164,9 @@ def test_ragged_clean_end_is_no_cancellation() -> None:
 
 def test_judge_end() -> None:
     assert judge_end(ended((CLEAN, 1), (CLEAN, 2)), False)[0] is JobState.FINISHED
+    state, reason = judge_end(ended((CLEAN, 1), (UNREAD, 2), (CLEAN, 3)), False)
+    assert state is JobState.ENDED
+    assert reason == "all 3 local ranks ended without an error; exit status of 1 not readable"
     assert judge_end(ended((TERM, 1), (TERM, 2)), True)[0] is JobState.CANCELLED
     state, reason = judge_end(ended((TERM, 3), (KILL, 1), (CLEAN, 2)), False)
     assert (state, reason) == (

@@ -100,7 +100,7 @@ class TestAttempts:
             log.second(two)
         assert {signal.batch.job for signal in log.signals()} == {"train"}
 
-    @pytest.mark.parametrize("state", [JobState.FINISHED, JobState.CANCELLED])
+    @pytest.mark.parametrize("state", [JobState.FINISHED, JobState.ENDED, JobState.CANCELLED])
     def test_end_in_the_registry_clears_and_forgets(self, log: Any, fake_job: Any, state: Any) -> None:
         job = fake_job()
         hang(log, job)

@@ -94,7 +94,7 @@ class TestNewEpisode:
         old = replace(RESOLVED, episode=None, resolved_unix_s=NOW - 601)
         assert reason(cause=old) is Reason.OPEN
 
-    @pytest.mark.parametrize("state", [JobState.FINISHED, JobState.CANCELLED])
+    @pytest.mark.parametrize("state", [JobState.FINISHED, JobState.ENDED, JobState.CANCELLED])
     def test_the_ragged_end_of_a_job_opens_nothing(self, state: JobState) -> None:
         assert reason(end=JobEnd(state, NOW - 2)) is Reason.IGNORE_ENDED
 

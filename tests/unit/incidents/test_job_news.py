@@ -54,6 +54,7 @@ def test_a_provisional_attempt_gets_its_name() -> None:
     [
         (JobState.RUNNING, "a1", None),
         (JobState.FINISHED, "a1", "the job finished"),
+        (JobState.ENDED, "a1", "the job ended, its exit status is not known"),
         (JobState.CANCELLED, "a1", "the job was cancelled by user"),
         (JobState.FAILED, "a1", None),
         (JobState.STARTING, "a0", "attempt a1 has started"),

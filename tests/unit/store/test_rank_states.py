@@ -58,5 +58,6 @@ def test_a_plane_has_one_byte_for_each_rank() -> None:
 
 
 def test_after_the_end_everything_has_ended() -> None:
-    assert rank_state(JobState.FINISHED, False, None) is RankState.ENDED
+    for state in (JobState.FINISHED, JobState.ENDED, JobState.CANCELLED, JobState.FAILED):
+        assert rank_state(state, False, None) is RankState.ENDED
     assert rank_state(JobState.CANCELLED, True, None) is RankState.ENDED

@@ -1071,7 +1071,7 @@ export interface components {
          * JobState
          * @enum {string}
          */
-        JobState: "starting" | "running" | "finished" | "cancelled" | "failed";
+        JobState: "starting" | "running" | "finished" | "ended" | "cancelled" | "failed";
         /**
          * JobSummary
          * @description One line of the list; state and attempt are those of the newest attempt.

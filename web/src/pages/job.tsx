@@ -39,7 +39,9 @@ export function JobPage() {
     <>
       <h1 className="mb-1 break-all font-bold text-lg">{data.name || data.id}</h1>
       <p className="mb-3 text-soft">
-        {data.state} · {data.world_size} ranks on {data.nodes_count} node
+        {data.state}
+        {data.end_reason && ` (${data.end_reason})`} · {data.world_size} ranks on {data.nodes_count}{" "}
+        node
         {data.nodes_count === 1 ? "" : "s"} · started <Age at={data.started_at} />
         {data.open_incidents_count > 0 && (
           <>

@@ -67,7 +67,9 @@ class CommunicatorClosed:
 class Goodbye:
     """Orderly end; without it an end of the process is an exit to be explained."""
 
-    reason: str  # finished, error, terminated
+    # finished, error, terminated. `sys.exit(1)` says finished too: SystemExit leaves no trace in the
+    # interpreter, so only the kernel's exit status makes a clean end of it.
+    reason: str
     message: str = ""
     type: str = "goodbye"
 

@@ -10,9 +10,15 @@ from enum import Enum
 class JobState(str, Enum):
     STARTING = "starting"
     RUNNING = "running"
-    FINISHED = "finished"  # every rank ended in order
+    FINISHED = "finished"  # every rank of rank 0's node exited with status 0
+    ENDED = "ended"  # they ended without an error that we saw; the exit status of some is not known
     CANCELLED = "cancelled"  # all ranks were told to stop
     FAILED = "failed"
+
+    @property
+    def is_orderly_end(self) -> bool:
+        """Whether the job is over and nothing says that it failed."""
+        return self in (JobState.FINISHED, JobState.ENDED, JobState.CANCELLED)
 
 
 class CoordinateSource(str, Enum):
@@ -74,7 +80,12 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class CommunicatorRecord:
-    """Key `job:communicator`: global ranks in communicator order, as `ids.format_ranks` text."""
+    """Key `job:communicator`: global ranks in communicator order, as `ids.format_ranks` text.
+
+    `ring`: the global ranks in ring order, same text; rings that differ are separated by `;`.
+    `tree`: for each member in communicator order the communicator rank of its parent, -1 for the root,
+    separated by commas; trees (first, second) are separated by `;`. Both are empty where nobody knows.
+    """
 
     job: str
     attempt: str

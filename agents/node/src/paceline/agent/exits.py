@@ -40,13 +40,13 @@ def explain_exit(
     if wait_status is not None:
         return _from_status(exit_code_of(wait_status), goodbye, message)
     if goodbye == "finished":
-        return Exit(ExitKind.CLEAN, None, "said goodbye, finished; exit status not readable")
+        return Exit(ExitKind.CLEAN, None, "said goodbye without an error; exit status not readable")
     if goodbye == "error":
         return Exit(ExitKind.ERROR, None, f"said goodbye after an error{message}; exit status not readable")
     if said_stop:
         return Exit(ExitKind.SIGNAL, None, f"said goodbye when told to stop{message}", told_to_stop=True)
     if page_finished:
-        return Exit(ExitKind.CLEAN, None, "its page says finished; exit status not readable")
+        return Exit(ExitKind.CLEAN, None, "its page says it ended without an error; exit status not readable")
     return Exit(ExitKind.UNKNOWN, None, "ended without a goodbye; exit status not readable")
 
 
@@ -94,7 +94,11 @@ def judge_end(ended: Sequence[Ended], cancelled: bool) -> tuple[JobState, str]:
     if not ended:
         return JobState.FINISHED, "its processes went on under another name"
     if not bad:
-        return JobState.FINISHED, f"all {len(ended)} local ranks ended in order"
+        unread = sum(e.exit.code is None for e in ended)
+        if unread:
+            text = f"all {len(ended)} local ranks ended without an error"
+            return JobState.ENDED, f"{text}; exit status of {unread} not readable"
+        return JobState.FINISHED, f"all {len(ended)} local ranks exited with status 0"
     first = bad[0]
     others = f"; {len(bad) - 1} more did not end in order" if len(bad) > 1 else ""
     return JobState.FAILED, f"rank {first.rank} {first.exit.reason}{others}"

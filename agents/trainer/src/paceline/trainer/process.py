@@ -169,7 +169,8 @@ class Process:
             session.await_followed(EXIT_WAIT_S_MAX, time.sleep)
         except KeyboardInterrupt:
             log.debug("interrupted while operations were in flight")
-        # Set by the interpreter when it has printed an uncaught exception; SystemExit leaves no trace.
+        # Set by the interpreter when it has printed an uncaught exception; SystemExit leaves no
+        # trace: the agent says "finished" only where the kernel tells it a status of 0.
         error = getattr(sys, "last_value", None)
         reason, message = "finished", ""
         if error is not None:

@@ -13,7 +13,6 @@ from paceline.contracts.registry import HealthEvent, HealthKind, JobRecord, JobS
 T = TypeVar("T")
 ENDED_MAX = 4096  # attempts remembered as over, so that late records do not revive them
 FAILED_QUIET_NS = 10 * 10**9  # of a failed job without suspicion: nothing more will come
-OVER = frozenset({JobState.FINISHED, JobState.CANCELLED})
 _SIGNALS = {
     DecisionKind.STALLED: BatchKind.STALLED,
     DecisionKind.SLOW: BatchKind.SLOW,
@@ -210,12 +209,12 @@ class DetectorCore:
         for held in mine:
             held.block.world_size = record.world_size
             held.failed = record.state is JobState.FAILED
-            if record.state in OVER:
+            if record.state.is_orderly_end:
                 decisions = held.block.end(Reason.JOB_RECORD_ENDED)
                 outputs.extend(
                     self._publish(held, decisions, held.block.tick_sampled_ns, held.sampled_unix_ns)
                 )
-        if record.state in OVER:
+        if record.state.is_orderly_end:
             _remember(self._over, key, None)
         else:
             self._over.pop(key, None)

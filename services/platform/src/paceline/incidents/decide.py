@@ -126,7 +126,7 @@ def _known_episode(
 
 
 def _ended_in_order(end: JobEnd, record: VerdictRecord, policy: IncidentPolicy) -> bool:
-    if end.state not in (JobState.FINISHED, JobState.CANCELLED):
+    if not end.state.is_orderly_end:
         return False
     return record.stalled_unix_s > end.ended_unix_s - policy.ended_slack_s
 

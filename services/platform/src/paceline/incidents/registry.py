@@ -266,6 +266,8 @@ def incident_resolution(record: JobRecord, incident_attempt: str) -> str | None:
         return f"attempt {record.attempt} has started" if record.state in PROGRESS else None
     if record.state is JobState.FINISHED:
         return "the job finished"
+    if record.state is JobState.ENDED:
+        return "the job ended, its exit status is not known"
     if record.state is JobState.CANCELLED:
         return f"the job was cancelled {record.end_reason}".rstrip()
     return None

@@ -78,7 +78,7 @@ def rank_state(job_state: JobState, has_left: bool, role: RankRole | None) -> Ra
     """State of a registered rank. An incident outweighs the registry: it is newer news."""
     if role is not None:
         return role.state
-    if job_state in (JobState.FINISHED, JobState.CANCELLED, JobState.FAILED):
+    if job_state.is_orderly_end or job_state is JobState.FAILED:
         return RankState.ENDED
     return RankState.DEAD if has_left else RankState.RUNNING
 

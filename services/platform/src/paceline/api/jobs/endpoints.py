@@ -53,7 +53,7 @@ class PlaneMetric(str, Enum):
 async def list_jobs(
     session: Session,
     caller: JobsReader,
-    state: Annotated[list[JobState], Query(max_length=5)] = [],  # noqa: B006 (FastAPI copies it)
+    state: Annotated[list[JobState], Query(max_length=6)] = [],  # noqa: B006 (FastAPI copies it)
     cursor: CursorText = None,
     limit: Limit = 50,
 ) -> Page[JobSummary]:
