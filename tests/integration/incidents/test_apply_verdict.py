@@ -1,7 +1,7 @@
 """Verdict records against real tables: what is written, and that a replay writes nothing."""
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -244,7 +244,46 @@ async def test_cleaning_drops_what_is_old(store: Database, make_record: Make) ->
     await apply(store, make_record(job="other", evidence_bundle="aGk="))
     await apply(store, make_record(2, job="other", resolved=True))
     settings = IncidentsSettings()
-    assert (await clean(store, from_unix(NOW + 60), settings)).total == 0
-    month = await clean(store, from_unix(NOW) + timedelta(days=31), settings)
+    buried: list[str] = []
+
+    async def bury(keys: Sequence[str]) -> None:
+        buried.extend(keys)
+
+    assert (await clean(store, from_unix(NOW + 60), settings, bury)).total == 0
+    assert buried == []
+    month = await clean(store, from_unix(NOW) + timedelta(days=31), settings, bury)
     assert (month.evidence, month.registry, month.incidents) == (1, 3, 0)  # node, attempt, job
-    assert (await clean(store, from_unix(NOW) + timedelta(days=366), settings)).incidents == 1
+    assert buried == ["llama", "llama:n0"]
+    assert (await clean(store, from_unix(NOW) + timedelta(days=366), settings, bury)).incidents == 1
+
+
+async def test_keys_that_another_attempt_uses_are_not_buried(store: Database) -> None:
+    group = CommunicatorRecord("llama", "a1", f"{1:016x}", "world", "0-7", 0, 0, "gloo")
+    for attempt, days, nodes in (("a1", 0, ("n0", "n1")), ("a2", 20, ("n1", "n2"))):
+        at_unix_s = NOW + 86_400 * days
+        await write(store, replace(JOB, attempt=attempt, started_unix_s=at_unix_s))
+        async with store.transaction() as session:
+            rows = [NodeRecord("llama", attempt, node, "ag", ()) for node in nodes]
+            await write_nodes(session, rows, from_unix(at_unix_s))
+    async with store.transaction() as session:
+        await write_nodes(session, [group], from_unix(NOW))
+    buried: list[list[str]] = []
+
+    async def bury(keys: Sequence[str]) -> None:
+        buried.append(list(keys))
+
+    for days in (31, 51):
+        await clean(store, from_unix(NOW) + timedelta(days=days), IncidentsSettings(), bury)
+    assert buried == [["llama:n0", f"llama:{1:016x}"], ["llama", "llama:n1", "llama:n2"]]
+
+
+async def test_what_could_not_be_buried_is_not_dropped(store: Database) -> None:
+    await write(store, replace(JOB, state=JobState.FINISHED, ended_unix_s=NOW))
+
+    async def away(keys: Sequence[str]) -> None:
+        raise ConnectionError("no Kafka")
+
+    with pytest.raises(ConnectionError):
+        await clean(store, from_unix(NOW) + timedelta(days=31), IncidentsSettings(), away)
+    async with store.transaction() as session:
+        assert await JobRepository(session).get("llama") is not None

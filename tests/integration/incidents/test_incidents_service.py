@@ -235,6 +235,30 @@ async def test_the_registry_becomes_tables_and_ends_incidents(
     assert wire.letters == []
 
 
+async def test_keys_of_a_job_that_nobody_buried_leave_the_registry(
+    settings: IncidentsSettings, wire: Wire, job: str, eventually: Eventually
+) -> None:
+    record = JobRecord(
+        job, "a1", "c", "t", "u", "name", 8, 1, JobState.RUNNING, "declared", "store", NOW - 90 * 86_400
+    )
+    group = CommunicatorRecord(job, "a1", "00000000000000aa", "tp_1", "0-7", 0, 0, "gloo")
+    buried: set[str] = set()
+
+    async def collect(records: Sequence[Record]) -> None:
+        buried.update(record.key_text for record in records if record.is_tombstone)
+
+    options = ConsumerOptions(start=Start.EARLIEST, poll_s=0.1)
+    reader = Consumer(settings.kafka, [JOBS], None, collect, producer=None, name="all", options=options)
+    await reader.start()
+    try:
+        async with running(settings.model_copy(update={"cleanup_interval_s": 0.2})):
+            await wire.registry(f"{job}:00000000000000aa", EventType.COMMUNICATOR_RECORD, group)
+            await wire.registry(job, EventType.JOB_RECORD, record)
+            await eventually(lambda: job in buried, WAIT_S)
+    finally:
+        await reader.stop()
+
+
 async def test_postgres_restarts_and_no_incident_is_lost(
     settings: IncidentsSettings,
     wire: Wire,

@@ -184,8 +184,10 @@ class TestRegistry:
         await self._register(store, "long-running", ended=False, seen=later)
         async with store.transaction() as session:
             jobs = JobRepository(session)
-            assert await jobs.delete_registry_before(AT + timedelta(days=30), 10) == 2 * 3
-            assert await jobs.delete_registry_before(AT + timedelta(days=30), 10) == 0
+            over = await jobs.attempts_over_before(AT + timedelta(days=30), 10)
+            assert sorted(over) == [("ended", "a1"), ("silent", "a1")]
+            assert [await jobs.delete_registry_of(*attempt) for attempt in over] == [3, 3]
+            assert await jobs.attempts_over_before(AT + timedelta(days=30), 10) == []
         for table in ("jobs", "job_attempts", "job_nodes"):
             column = "id" if table == "jobs" else "job"
             async with store.transaction() as session:

@@ -1,5 +1,6 @@
 """The service: two consumers and a cleaner."""
 
+import asyncio
 from collections.abc import Sequence
 
 from paceline.contracts.events import EventType
@@ -30,6 +31,7 @@ from paceline.store.times import from_unix
 
 GROUP = "incidents"
 REGISTRY_GROUP = "incidents-registry"
+BURIED_AT_ONCE_MAX = 100  # tombstones in flight
 RegistryRecord = JobRecord | NodeRecord | CommunicatorRecord
 REGISTRY_TYPES: dict[str, type[JobRecord] | type[NodeRecord] | type[CommunicatorRecord]] = {
     EventType.JOB_RECORD.value: JobRecord,
@@ -134,10 +136,17 @@ class IncidentsApp:
                 await write_job(session, job, at, self._settings.console_url)
         return bad
 
+    async def _bury(self, keys: Sequence[str]) -> None:
+        for begin in range(0, len(keys), BURIED_AT_ONCE_MAX):
+            some = keys[begin : begin + BURIED_AT_ONCE_MAX]
+            await asyncio.gather(*(self._producer.send(JOBS, key, None) for key in some))
+
     async def _clean_for_ever(self) -> None:
         while True:
             try:
-                dropped = await clean(self._database, from_unix(self._clock.unix_s()), self._settings)
+                dropped = await clean(
+                    self._database, from_unix(self._clock.unix_s()), self._settings, self._bury
+                )
                 if dropped.total:
                     log.info("rows_dropped", **vars(dropped))
                 async with self._database.transaction() as session:

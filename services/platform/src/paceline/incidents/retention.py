@@ -1,5 +1,6 @@
 """Keeps the tables bounded: a little at a time, so that no lock is held for long."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,6 +15,9 @@ from paceline.store.repositories.outbox import OutboxRepository
 from paceline.store.repositories.tokens import TokenRepository
 
 IDEMPOTENCY_KEYS_KEPT = timedelta(days=1)
+TOMBSTONES_MAX = 10_000  # of one round, plus the rest of one attempt
+
+Bury = Callable[[Sequence[str]], Awaitable[None]]  # a tombstone for each key of the registry topic
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Dropped:
         return self.evidence + self.incidents + self.registry + self.outbox
 
 
-async def clean(database: Database, now: datetime, settings: IncidentsSettings) -> Dropped:
+async def clean(database: Database, now: datetime, settings: IncidentsSettings, bury: Bury) -> Dropped:
     """One round: at most `cleanup_rows_max` rows of each kind, each kind in its own transaction."""
     limit = settings.cleanup_rows_max
 
@@ -44,15 +48,12 @@ async def clean(database: Database, now: datetime, settings: IncidentsSettings) 
             before(settings.incident_days_max), limit
         )
     async with database.transaction() as session:
-        registry = await JobRepository(session).delete_registry_before(
-            before(settings.registry_days_max), limit
-        )
-    async with database.transaction() as session:
         outbox = await OutboxRepository(session).delete_published_before(
             before(settings.outbox_days_max), limit
         )
     async with database.transaction() as session:
         await TokenRepository(session).delete_expired(now, now - IDEMPOTENCY_KEYS_KEPT)
+    registry = await _clean_registry(database, before(settings.registry_days_max), limit, bury)
     return Dropped(evidence, incidents, registry, outbox)
 
 
@@ -60,3 +61,21 @@ async def _clean_evidence(session: AsyncSession, before: datetime, settings: Inc
     evidence = EvidenceRepository(session)
     dropped = await evidence.delete_before(before, settings.cleanup_rows_max)
     return dropped + await evidence.delete_over(settings.evidence_bytes_max, settings.cleanup_rows_max)
+
+
+async def _clean_registry(database: Database, before: datetime, limit: int, bury: Bury) -> int:
+    """Drop old attempts, one after the other. Agents bury the keys of jobs that they saw end; those of an
+    agent that is lost for good would stay in the topic. Buried first: what fails comes again."""
+    async with database.transaction() as session:
+        attempts = await JobRepository(session).attempts_over_before(before, limit)
+    dropped = buried = 0
+    for job, attempt in attempts:
+        if buried >= TOMBSTONES_MAX:
+            break
+        async with database.transaction() as session:
+            keys = await JobRepository(session).registry_keys(job, attempt)
+        await bury(keys)
+        async with database.transaction() as session:
+            dropped += await JobRepository(session).delete_registry_of(job, attempt)
+        buried += len(keys)
+    return dropped

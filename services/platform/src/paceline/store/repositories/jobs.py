@@ -164,9 +164,9 @@ class JobRepository:
             dropped += len(result.all())
         return dropped
 
-    async def delete_registry_before(self, at: datetime, limit: int) -> int:
-        """Drop at most `limit` attempts that ended before `at`, or that no agent has spoken of since
-        (the end of some is never told); and the job, where it was the newest attempt."""
+    async def attempts_over_before(self, at: datetime, limit: int) -> list[tuple[str, str]]:
+        """At most `limit` attempts (job, attempt) that ended before `at`, or that no agent has spoken of
+        since: the end of some is never told."""
         spoken_of = exists().where(
             JobNode.job == JobAttempt.job, JobNode.attempt == JobAttempt.attempt, JobNode.updated_at >= at
         )
@@ -177,9 +177,23 @@ class JobRepository:
             .order_by(JobAttempt.started_at)
             .limit(limit)
         )
-        attempts = [(job, attempt) for job, attempt in (await self._session.execute(query)).all()]
-        dropped = await self.delete_attempts(attempts)
+        return [(job, attempt) for job, attempt in (await self._session.execute(query)).all()]
+
+    async def registry_keys(self, job: str, attempt: str) -> list[str]:
+        """Keys of the registry topic that only this attempt of `job` uses."""
+        keys = []
+        for name in (JobNode.node, JobCommunicator.communicator):
+            model = name.class_
+            others = select(name).where(model.job == job, model.attempt != attempt)
+            query = select(name).where(model.job == job, model.attempt == attempt, name.not_in(others))
+            keys += [f"{job}:{part}" for part in await self._session.scalars(query.order_by(name))]
+        other_attempt = exists().where(JobAttempt.job == job, JobAttempt.attempt != attempt)
+        return keys if await self._session.scalar(select(other_attempt)) else [job, *keys]
+
+    async def delete_registry_of(self, job: str, attempt: str) -> int:
+        """Drop an attempt, and the job where it was the newest one; returns how many rows that were."""
+        dropped = await self.delete_attempts([(job, attempt)])
         gone = await self._session.execute(
-            delete(Job).where(tuple_(Job.id, Job.attempt).in_(attempts)).returning(Job.id)
+            delete(Job).where(Job.id == job, Job.attempt == attempt).returning(Job.id)
         )
         return dropped + len(gone.all())
