@@ -9,7 +9,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +16,11 @@ from pathlib import Path
 from paceline.lab.jars import ensure_jars
 from paceline.lab.java import JavaRuntime, find_java
 from paceline.lab.ports import draw_ports, is_free
-from paceline.lab.processes import STOP_TIMEOUT_S, Child, HomeLock, LabError
+from paceline.lab.processes import LabError
+from paceline.lab.server import LocalServer
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 60.0
 FORMAT_TIMEOUT_S = 60.0
-POLL_S = 0.05
 API_VERSIONS_KEY = 18
 
 # Small and quick: one node needs no replicas, and the default 50-partition internal topics cost a second.
@@ -80,14 +78,15 @@ JVM_OPTIONS_24 = (
 )  # else warnings
 
 
-class LocalKafka:
+class LocalKafka(LocalServer):
     """A node whose data, log and pid file live below `home`; restarts keep port and data."""
+
+    title = "Kafka"
 
     def __init__(self, home: Path, *, cache: Path | None = None) -> None:
         self.home = home / "kafka"
+        super().__init__(self.home)
         self._cache = cache
-        self._child = Child("kafka", self.home)
-        self._lock = HomeLock(self.home / "lock")
         self._port = 0
 
     @property
@@ -96,30 +95,10 @@ class LocalKafka:
         return f"{HOST}:{self._port}"
 
     @property
-    def is_running(self) -> bool:
-        return self._child.is_running
-
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid
-
-    @property
-    def log_path(self) -> Path:
-        return self._child.log_path
-
-    def start(self, timeout_s: float = START_TIMEOUT_S) -> str:
-        """Start and wait until requests are answered; returns `bootstrap`."""
-        self.launch()
-        self.wait_ready(timeout_s)
+    def address(self) -> str:
         return self.bootstrap
 
-    def launch(self) -> None:
-        """Start without waiting. Call it on the main thread (see `Child`)."""
-        if self.is_running:
-            return
-        self.home.mkdir(parents=True, exist_ok=True)
-        self._lock.acquire()
-        self._child.stop_orphan()
+    def _launch(self) -> None:
         java = find_java()
         jars = ensure_jars(self._cache)
         self._configure()
@@ -131,29 +110,9 @@ class LocalKafka:
             death_signal=signal.SIGTERM,
         )
 
-    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until the broker answers ApiVersions, which it does only once it is unfenced."""
-        deadline = time.monotonic() + timeout_s
-        while not answers(HOST, self._port):
-            if not self.is_running:
-                raise LabError(f"Kafka ended at start, {self.log_path} says:\n{self._child.log_tail()}")
-            if time.monotonic() > deadline:
-                raise LabError(f"Kafka is not ready after {timeout_s:g} s, see {self.log_path}")
-            time.sleep(POLL_S)
-
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Orderly stop, killed after `timeout_s`; the home may be started again."""
-        self._child.stop(signal.SIGTERM, timeout_s)
-        self._lock.release()
-
-    def kill(self) -> None:
-        """End at once, as a machine that loses power; for chaos tests."""
-        self._child.stop(signal.SIGKILL)
-
-    def restart(self) -> str:
-        """Stop and start on the same port and data."""
-        self._child.stop()
-        return self.start()
+    def _answers(self) -> bool:
+        """A broker answers ApiVersions only once it is unfenced."""
+        return answers(HOST, self._port)
 
     def _configure(self) -> None:
         self._port, controller_port = self._choose_ports()

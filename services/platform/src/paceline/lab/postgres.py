@@ -14,20 +14,18 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from urllib.parse import quote
 
 from paceline.lab.paths import is_searchable_by_others, short_directory
 from paceline.lab.postgres_binaries import Binaries, copy_binaries, find_binaries
-from paceline.lab.processes import STOP_TIMEOUT_S, Child, Credentials, HomeLock, LabError
+from paceline.lab.processes import Credentials, LabError
+from paceline.lab.server import LocalServer
 
 USER = "paceline"
 DATABASE = "postgres"  # made by initdb; the platform's own database is created beside it
 PORT = 5432  # names the socket file only
-START_TIMEOUT_S = 60.0
 INITDB_TIMEOUT_S = 120.0
-POLL_S = 0.02
 UNPRIVILEGED_USERS = ("postgres", "nobody")
 
 CONFIGURATION = """\
@@ -61,10 +59,15 @@ def unprivileged_user() -> Credentials | None:
     raise LabError(f"PostgreSQL refuses to run as root and no user of {UNPRIVILEGED_USERS} exists")
 
 
-class LocalPostgres:
+class LocalPostgres(LocalServer):
     """A server below `home`. `durable` False trades the safety of a power cut for speed."""
 
+    title = "PostgreSQL"
+    stop_signal = signal.SIGINT  # "fast shutdown"; SIGTERM would wait for clients
+    kill_signal = signal.SIGQUIT  # without a checkpoint, and takes its workers along
+
     def __init__(self, home: Path, *, durable: bool = True, binaries: Binaries | None = None) -> None:
+        super().__init__(home / "postgres")
         self._home = home
         self._durable = durable
         self._binaries = binaries
@@ -73,40 +76,18 @@ class LocalPostgres:
         self._data = self.directory / "data"
         self._copy = self.directory.with_name(f"{self.directory.name}-binaries")
         self._sockets = short_directory(self.directory, "sockets")
-        self._child = Child("postgres", home / "postgres")
-        self._lock = HomeLock(home / "postgres" / "lock")
         self._password = ""
-
-    @property
-    def is_running(self) -> bool:
-        return self._child.is_running
-
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid
-
-    @property
-    def log_path(self) -> Path:
-        return self._child.log_path
 
     def url(self, database: str = DATABASE) -> str:
         """SQLAlchemy URL of one database for asyncpg."""
         login = f"{USER}:{quote(self._password, safe='')}"
         return f"postgresql+asyncpg://{login}@/{database}?host={quote(str(self._sockets))}&port={PORT}"
 
-    def start(self, timeout_s: float = START_TIMEOUT_S) -> str:
-        """Initialise once, start and wait until logins are accepted; returns `url()`."""
-        self.launch()
-        self.wait_ready(timeout_s)
+    @property
+    def address(self) -> str:
         return self.url()
 
-    def launch(self) -> None:
-        """Start without waiting. Call it on the main thread (see `Child`)."""
-        if self.is_running:
-            return
-        (self._home / "postgres").mkdir(parents=True, exist_ok=True)
-        self._lock.acquire()
-        self._child.stop_orphan()
+    def _launch(self) -> None:
         binaries = self._reachable(self._binaries or find_binaries())
         self._own(self.directory)
         self._own(self._sockets)
@@ -119,32 +100,11 @@ class LocalPostgres:
             environment=_environment(),
             directory=self.directory,
             run_as=self._run_as,
-            death_signal=signal.SIGINT,  # "fast shutdown"; SIGTERM would wait for clients
+            death_signal=self.stop_signal,
         )
 
-    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until the server takes part in the protocol; LabError with its log where it ended."""
-        deadline = time.monotonic() + timeout_s
-        while not _accepts(self._sockets / f".s.PGSQL.{PORT}"):
-            if not self.is_running:
-                raise LabError(f"PostgreSQL ended at start, {self.log_path} says:\n{self._child.log_tail()}")
-            if time.monotonic() > deadline:
-                raise LabError(f"PostgreSQL is not ready after {timeout_s:g} s, see {self.log_path}")
-            time.sleep(POLL_S)
-
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Fast shutdown, killed after `timeout_s`; the home may be started again."""
-        self._child.stop(signal.SIGINT, timeout_s)
-        self._lock.release()
-
-    def kill(self) -> None:
-        """End at once without a checkpoint (SIGQUIT, which takes its workers along); for chaos tests."""
-        self._child.stop(signal.SIGQUIT, 2.0)
-
-    def restart(self) -> str:
-        """Stop and start on the same socket and data."""
-        self._child.stop(signal.SIGINT)
-        return self.start()
+    def _answers(self) -> bool:
+        return _accepts(self._sockets / f".s.PGSQL.{PORT}")
 
     def destroy(self) -> None:
         """Stop and delete everything; for homes of tests."""
