@@ -101,6 +101,39 @@ MESSAGE_TYPES: dict[str, type] = {
 }
 
 
+class FramingError(ValueError):
+    """A length that no message has: what follows on this connection means nothing."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(f"message length {length}, expected 2 to {MESSAGE_BYTES_MAX} bytes")
+        self.length = length
+
+
+class Framer:
+    """Cuts a byte stream into message bodies. Holds at most one message and one read."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Bodies that `data` completes, in order; FramingError ends the stream."""
+        self._buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(self._buffer) >= start + LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._buffer, start)
+            if not 2 <= length <= MESSAGE_BYTES_MAX:
+                raise FramingError(length)
+            end = start + LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            bodies.append(bytes(self._buffer[start + LENGTH.size : end]))
+            start = end
+        # Once for all of them: a read full of small messages would move its rest thousands of times.
+        del self._buffer[:start]
+        return bodies
+
+
 def default_socket_path() -> str:
     """`$PACELINE_AGENT_SOCKET`, else one path per user below the runtime folder or /tmp."""
     declared = os.environ.get(SOCKET_VARIABLE)

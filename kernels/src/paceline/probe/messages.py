@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import fields
 
-from paceline.contracts.agent_socket import LENGTH, MESSAGE_BYTES_MAX, MESSAGE_TYPES, Message
+from paceline.contracts.agent_socket import MESSAGE_BYTES_MAX, MESSAGE_TYPES, Framer, FramingError, Message
 from paceline.probe.errors import MessageError
 
 FDS_MAX = 4  # per read; a hello carries two
@@ -39,26 +39,18 @@ def decode_message(body: bytes) -> Message:
 
 
 class MessageDecoder:
-    """Cuts a byte stream into messages; holds at most one message and one read."""
+    """Cuts a byte stream into messages."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._framer = Framer()
 
     def feed(self, data: bytes) -> list[Message]:
         """Messages that `data` completes, in order; MessageError ends the stream."""
-        self._buffer += data
-        messages: list[Message] = []
-        while len(self._buffer) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._buffer)
-            if not 2 <= length <= MESSAGE_BYTES_MAX:
-                raise MessageError("message length", length, f"2 to {MESSAGE_BYTES_MAX} bytes")
-            end = LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            body = bytes(self._buffer[LENGTH.size : end])
-            del self._buffer[:end]
-            messages.append(decode_message(body))
-        return messages
+        try:
+            bodies = self._framer.feed(data)
+        except FramingError as error:
+            raise MessageError("message length", error.length, f"2 to {MESSAGE_BYTES_MAX} bytes") from None
+        return [decode_message(body) for body in bodies]
 
 
 def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:

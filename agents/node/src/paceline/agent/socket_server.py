@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.agent.admission import PeerCredentials
-from paceline.agent.wire import Framer, FromProcess, MessageError, parse_message
-from paceline.contracts.agent_socket import Message, Refused, encode_message
+from paceline.agent.wire import FromProcess, MessageError, parse_message
+from paceline.contracts.agent_socket import Framer, FramingError, Message, Refused, encode_message
 
 READ_BYTES = 64 << 10
 READS_AT_ONCE_MAX = 64  # then other connections have their turn
@@ -130,7 +130,7 @@ class Connection:
                 self._dispatch(body)
                 if self._sock is None or self._refused:
                     break
-        except MessageError as error:
+        except (MessageError, FramingError) as error:
             self._drops["bad_message"] += 1
             self.refuse(str(error))
         return True

@@ -6,14 +6,11 @@ Everything that comes over the socket is hostile until it has passed here.
 import json
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.agent.ranks import read_ranks
 from paceline.contracts.agent_socket import (
-    LENGTH,
-    MESSAGE_BYTES_MAX,
     MESSAGE_TYPES,
     PROTOCOL_VERSION,
     CommunicatorClosed,
@@ -28,6 +25,7 @@ JOB_BYTES_MAX = 127  # the page keeps 128 with a NUL
 ATTEMPT_BYTES_MAX = 63
 TEXT_BYTES_MAX = 255
 ENTRIES_MAX = 32  # versions, coordinates
+GPU_MAX = 1_023  # index of a GPU on its node
 
 FromProcess = Hello | CommunicatorOpened | CommunicatorClosed | Goodbye
 _FROM_PROCESS: Mapping[str, type] = {
@@ -43,31 +41,6 @@ _HEX = frozenset(string.hexdigits)
 
 class MessageError(ValueError):
     """A message that is not one; the text names the field, its value and what was expected."""
-
-
-@dataclass
-class Framer:
-    """Cuts a byte stream into message bodies. Holds at most one message and one read."""
-
-    _buffer: bytearray = field(default_factory=bytearray)
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Complete bodies; MessageError once a length makes no sense."""
-        self._buffer += data
-        bodies: list[bytes] = []
-        start = 0
-        while len(self._buffer) >= start + LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._buffer, start)
-            if not 2 <= length <= MESSAGE_BYTES_MAX:
-                raise MessageError(f"message length {length}, expected 2 to {MESSAGE_BYTES_MAX} bytes")
-            end = start + LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            bodies.append(bytes(self._buffer[start + LENGTH.size : end]))
-            start = end
-        # Once for all of them: a read full of small messages would move its rest thousands of times.
-        del self._buffer[:start]
-        return bodies
 
 
 def parse_message(body: bytes) -> FromProcess:
@@ -113,6 +86,8 @@ def check_hello(hello: Hello) -> None:
     _check_rank(hello)
     if not -1 <= hello.local_rank < WORLD_SIZE_MAX:
         raise MessageError(f"hello.local_rank is {hello.local_rank}, expected -1 or a rank")
+    if hello.gpu is not None and not 0 <= hello.gpu <= GPU_MAX:
+        raise MessageError(f"hello.gpu is {hello.gpu}, expected 0 to {GPU_MAX}, or null")
     if not 1 <= hello.pid < 1 << 31 or not 0 <= hello.pid_start < 1 << 63:
         raise MessageError(f"hello.pid is {hello.pid}, pid_start {hello.pid_start}: not a process")
     for name in ("versions", "coordinates"):
@@ -121,6 +96,11 @@ def check_hello(hello: Hello) -> None:
             raise MessageError(f"hello.{name} has {len(entries)} entries, expected at most {ENTRIES_MAX}")
         for key, value in entries.items():
             _check_text(f"hello.{name}", f"{key}={value}", TEXT_BYTES_MAX)
+    for axis, place in hello.coordinates.items():
+        if not -1 <= place < WORLD_SIZE_MAX:
+            raise MessageError(
+                f"hello.coordinates.{axis} is {place}, expected -1 to {WORLD_SIZE_MAX - 1}, -1 while unknown"
+            )
 
 
 def is_complete(hello: Hello) -> bool:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.agent.wire import Framer, MessageError
-from paceline.contracts.agent_socket import LENGTH, MESSAGE_BYTES_MAX
+from paceline.contracts.agent_socket import LENGTH, MESSAGE_BYTES_MAX, Framer, FramingError
 
 
 def framed(bodies: list[bytes]) -> bytes:
@@ -24,5 +23,5 @@ def test_bodies_come_out_whole_wherever_the_stream_is_cut(bodies: list[bytes], c
 
 @pytest.mark.parametrize("length", [0, 1, MESSAGE_BYTES_MAX + 1])
 def test_a_length_that_makes_no_sense_behind_a_good_message(length: int) -> None:
-    with pytest.raises(MessageError, match=f"message length {length}, expected 2 to"):
+    with pytest.raises(FramingError, match=f"message length {length}, expected 2 to"):
         Framer().feed(framed([b"{}"]) + LENGTH.pack(length))
