@@ -24,6 +24,7 @@ import structlog
 from paceline.lab.kafka import LocalKafka
 from paceline.lab.postgres import LocalPostgres
 from paceline.lab.postgres_binaries import URL_VARIABLE
+from paceline.store import Database
 
 T = TypeVar("T")
 Eventually = Callable[..., Awaitable[T]]
@@ -36,19 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     absent = {
         "needs_torch": None if find_spec("torch") else "torch is not installed",
         "needs_gpu": None if shutil.which("nvidia-smi") else "no NVIDIA driver",
-        "needs_shared": None
-        if labelled_data_directory().is_dir()
-        else "no labelled data beside the repository",
     }
     for item in items:
         for marker, reason in absent.items():
             if reason is not None and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def labelled_data_directory() -> Path:
-    """`$PACELINE_LABELLED_DATA`, else the folder beside the repository."""
-    return Path(os.environ.get("PACELINE_LABELLED_DATA", ROOT.parent / "shared"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -115,6 +108,14 @@ async def database(database_url: str) -> AsyncIterator[str]:
     await _execute(database_url, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
     yield with_database(database_url, name)
     await _execute(database_url, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+async def store(database: str) -> AsyncIterator[Database]:
+    """The test's own database, opened."""
+    opened = Database(database)
+    yield opened
+    await opened.stop()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Records of one job, and a database to write them to."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -20,7 +20,6 @@ from paceline.contracts.verdicts import (
     VerdictClass,
     VerdictRecord,
 )
-from paceline.store import Database
 
 NOW = 1_767_323_045.0
 
@@ -59,10 +58,3 @@ def make_record() -> Callable[..., VerdictRecord]:
         return replace(record, **changes)  # type: ignore[arg-type]
 
     return make
-
-
-@pytest.fixture
-async def store(database: str) -> AsyncIterator[Database]:
-    opened = Database(database)
-    yield opened
-    await opened.stop()

@@ -1,7 +1,6 @@
 """Migrations, the audit log's guard, the outbox's order, retention: on a real PostgreSQL."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -24,13 +23,6 @@ from paceline.store.repositories.outbox import OutboxRepository
 from paceline.store.schema import SchemaDriftError, check, downgrade
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-
-
-@pytest.fixture
-async def store(database: str) -> AsyncIterator[Database]:
-    opened = Database(database)
-    yield opened
-    await opened.stop()
 
 
 class TestMigrations:

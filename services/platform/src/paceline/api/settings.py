@@ -6,9 +6,8 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from paceline.store.settings import StoreSettings
+from paceline.store.settings import DEFAULT_CONSOLE_URL, StoreSettings
 
-DEFAULT_CONSOLE_URL = "http://127.0.0.1:8300"
 Positive = Annotated[float, Field(gt=0)]
 
 

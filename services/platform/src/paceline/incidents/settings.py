@@ -5,9 +5,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from paceline.incidents.decide import IncidentPolicy
 from paceline.runtime.settings import Count, KafkaSettings, Seconds
-from paceline.store.settings import StoreSettings
-
-DEFAULT_CONSOLE_URL = "http://127.0.0.1:8300"
+from paceline.store.settings import DEFAULT_CONSOLE_URL, StoreSettings
 
 
 class IncidentsSettings(BaseSettings):

@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from paceline.store.engine import Database, normalize_url
 
 DEFAULT_URL = "postgresql+asyncpg://paceline@127.0.0.1:5432/paceline"
+DEFAULT_CONSOLE_URL = "http://127.0.0.1:8300"  # of links in incidents, which two services write
 
 
 class StoreSettings(BaseSettings):

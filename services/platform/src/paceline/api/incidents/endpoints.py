@@ -1,8 +1,11 @@
 """Routes of incidents. Verb-like things are resources that are created."""
 
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Response
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from paceline.api.auth import IncidentsReader, IncidentsWriter
 from paceline.api.errors import (
@@ -47,6 +50,7 @@ from paceline.api.services import Session, Shared
 from paceline.api.text import JobText, KindText
 from paceline.contracts.events import IncidentStatus, Severity
 from paceline.contracts.verdicts import VerdictClass
+from paceline.store.incident_changes import ChangeContext
 from paceline.store.models.incident import Incident
 from paceline.store.repositories.evidence import EvidenceRepository
 from paceline.store.repositories.incidents import IncidentFilter, IncidentRepository
@@ -150,28 +154,53 @@ async def get_evidence(
     )
 
 
-@router.post(
-    "/{incident_id}/acknowledgements",
-    status_code=201,
-    responses=responses(*WRITE, AlreadyAcknowledged, AlreadyResolved, StaleVersion),
-)
-async def create_acknowledgement(
+@dataclass(frozen=True)
+class StateChange:
+    """A request to change the state of one incident, and where its answer goes."""
+
+    session: Session
+    services: Shared
+    caller: IncidentsWriter
+    incident_id: str
+    if_match: str | None
+    idempotency: Idempotent
+    response: Response
+
+    async def make(
+        self, act: Callable[[AsyncSession, Incident, str, ChangeContext], Awaitable[None]], note: str
+    ) -> IncidentRead:
+        """Carry it out, unless it repeats one; the incident as it is now."""
+        incident = await load_incident(self.session, self.incident_id, for_update=True)
+        if self.idempotency.resource_id is None:
+            check_version(incident, self.if_match)
+            await act(self.session, incident, note, change_context(self.services, self.caller))
+            await self.idempotency.remember(incident.id)
+        return await _answer(self.session, incident, self.response)
+
+
+async def get_change(
     incident_id: IncidentId,
-    body: AcknowledgementCreate,
     session: Session,
     services: Shared,
     caller: IncidentsWriter,
     idempotency: Idempotent,
     response: Response,
     if_match: IfMatch = None,
-) -> IncidentRead:
+) -> StateChange:
+    return StateChange(session, services, caller, incident_id, if_match, idempotency, response)
+
+
+Change = Annotated[StateChange, Depends(get_change)]
+
+
+@router.post(
+    "/{incident_id}/acknowledgements",
+    status_code=201,
+    responses=responses(*WRITE, AlreadyAcknowledged, AlreadyResolved, StaleVersion),
+)
+async def create_acknowledgement(body: AcknowledgementCreate, change: Change) -> IncidentRead:
     """Say that somebody is on it. Answers with the incident as it is now."""
-    incident = await load_incident(session, incident_id, for_update=True)
-    if idempotency.resource_id is None:
-        check_version(incident, if_match)
-        await acknowledge(session, incident, body.note, change_context(services, caller))
-        await idempotency.remember(incident.id)
-    return await _answer(session, incident, response)
+    return await change.make(acknowledge, body.note)
 
 
 @router.post(
@@ -179,23 +208,9 @@ async def create_acknowledgement(
     status_code=201,
     responses=responses(*WRITE, AlreadyResolved, StaleVersion),
 )
-async def create_resolution(
-    incident_id: IncidentId,
-    body: ResolutionCreate,
-    session: Session,
-    services: Shared,
-    caller: IncidentsWriter,
-    idempotency: Idempotent,
-    response: Response,
-    if_match: IfMatch = None,
-) -> IncidentRead:
+async def create_resolution(body: ResolutionCreate, change: Change) -> IncidentRead:
     """Close the incident by hand. It resolves by itself when the job makes progress again."""
-    incident = await load_incident(session, incident_id, for_update=True)
-    if idempotency.resource_id is None:
-        check_version(incident, if_match)
-        await resolve(session, incident, body.note, change_context(services, caller))
-        await idempotency.remember(incident.id)
-    return await _answer(session, incident, response)
+    return await change.make(resolve, body.note)
 
 
 @router.post("/{incident_id}/notes", status_code=201, responses=responses(*WRITE))
