@@ -1,9 +1,11 @@
 """The event stream's loop with a clock of its own, without a server and without a database."""
 
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from fastapi.sse import ServerSentEvent
 
 from paceline.api.auth import Caller
 from paceline.api.events import endpoints
@@ -36,7 +38,7 @@ class Watch:
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> Subscription:
     clock = ManualClock()
-    settings = SimpleNamespace(stream_keepalive_s=15.0, stream_life_s=600.0)
+    settings = SimpleNamespace(stream_keepalive_s=15.0, stream_life_s=600.0, stream_gap_max=1000)
     services = SimpleNamespace(clock=clock, watch=Watch(clock), settings=settings)
 
     async def bounds(subscription: Subscription) -> tuple[int, int]:
@@ -98,8 +100,7 @@ async def test_what_a_reset_skips_is_counted(
     monkeypatch.setattr(endpoints, "_bounds", bounds)
     monkeypatch.setattr(endpoints, "count", count)
     busy.position = position
-    busy.services.settings.stream_gap_max = 1000
-    stream = stream_events(busy)
+    stream = cast(AsyncGenerator[ServerSentEvent, None], stream_events(busy))
     names = [(await anext(stream)).event for _ in range(2)]
     await stream.aclose()
     assert names[1] == ("ready" if position == 60 else "reset")
