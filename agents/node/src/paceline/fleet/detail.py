@@ -1,0 +1,128 @@
+"""What agents add while a rank of their node is suspicious: full frames, edges, peers, more rounds."""
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.contracts.batch import EDGE_ROW, FRAME_ROW, Rows
+from paceline.contracts.codes import Algorithm, FrameFlag, OpKind, OpState, ProcessState, Protocol
+from paceline.contracts.dtypes import FRAME_DTYPE
+from paceline.contracts.layout import FRAME, FRAME_MAGIC, LAYOUT_VERSION
+from paceline.fleet.counters import tree_edges, uses_tree
+from paceline.fleet.engine import Engine
+from paceline.fleet.history import Ints
+from paceline.fleet.layout import CommKind
+from paceline.fleet.rows import Instant
+
+Bools = npt.NDArray[np.bool_]
+NS = 1_000_000_000
+
+
+def find_suspects(instant: Instant, state: Rows, processes: Rows, suspect_ms: int) -> Bools:
+    """(N,) ranks that their agent looks at closely; the rules are those of `paceline.agent.rows`."""
+    live = (state["flags"] & FrameFlag.CLOSED) == 0
+    suspects: Bools = ((state["head_age_ms"] >= suspect_ms) & (state["head_round"] > 0) & live).any(axis=1)
+    if instant.pairs is not None:
+        suspects |= ((instant.at - instant.pairs.oldest_s) * 1000 >= suspect_ms).reshape(-1)
+    suspects |= np.isin(
+        processes["process_state"], (ProcessState.STOPPED, ProcessState.GONE, ProcessState.ZOMBIE)
+    )
+    beats = np.maximum(processes["native_age_ms"], processes["python_age_ms"])
+    suspects |= (beats >= suspect_ms) & (processes["finished"] == 0)
+    return suspects
+
+
+def edge_rows(engine: Engine, instant: Instant, kind: CommKind, wanted: Bools) -> Rows:
+    """Traffic of each neighbour that the profile counts, for the ranks of `wanted` (N,)."""
+    totals, counters = engine.totals[kind], instant.counters[kind]
+    groups = totals.groups
+    if not totals.active:
+        return np.zeros(0, EDGE_ROW)
+    if groups.algorithm is Algorithm.TREE:
+        return _tree_edges(engine, instant, kind, wanted)
+    members = groups.members
+    following, before = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
+    place = np.arange(groups.size, dtype=np.int64)
+    following[members], before[members] = (place + 1) % groups.size, (place - 1) % groups.size
+    parts = []
+    for direction, peer, seen, count, wait in (
+        (0, following, totals.sees_sends, counters.sends, totals.send_wait),
+        (1, before, totals.sees_receives, counters.receives, totals.recv_wait),
+    ):
+        ranks = np.flatnonzero(wanted & seen & (count > 0))
+        rows = _edges(engine, kind, ranks)
+        rows["peer"], rows["direction"], rows["count"] = peer[ranks], direction, count[ranks]
+        rows["wait_ns"] = (wait.reshape(-1)[ranks] * NS).astype(np.uint64)
+        parts.append(rows)
+    return _with_bytes(np.concatenate(parts))
+
+
+def _tree_edges(engine: Engine, instant: Instant, kind: CommKind, wanted: Bools) -> Rows:
+    """Parent and children of each member; a member's slices are shared evenly among its edges."""
+    totals, counters = engine.totals[kind], instant.counters[kind]
+    groups = totals.groups
+    edges = tree_edges(groups.size)[groups.place_of]
+    parts = []
+    for peer in ((groups.place_of - 1) // 2, 2 * groups.place_of + 1, 2 * groups.place_of + 2):
+        exists = (peer >= 0) & (peer < groups.size) & (peer != groups.place_of)
+        exists &= (groups.place_of > 0) | (peer > 0)
+        for direction, count, wait in (
+            (0, counters.sends, totals.send_wait),
+            (1, counters.receives, totals.recv_wait),
+        ):
+            ranks = np.flatnonzero(wanted & exists & totals.visible & (count > 0))
+            rows = _edges(engine, kind, ranks)
+            rows["peer"], rows["direction"], rows["group"] = peer[ranks], direction, 1
+            rows["count"] = count[ranks] // np.maximum(edges[ranks], 1)
+            shared = wait.reshape(-1)[ranks] / np.maximum(edges[ranks], 1)
+            rows["wait_ns"] = (shared * NS).astype(np.uint64)
+            parts.append(rows)
+    return _with_bytes(np.concatenate(parts))
+
+
+def _edges(engine: Engine, kind: CommKind, ranks: Ints) -> Rows:
+    groups = engine.topology.groups[kind]
+    rows = np.zeros(len(ranks), EDGE_ROW)
+    rows["rank"], rows["comm"] = ranks, groups.ids[groups.comm_of[ranks]]
+    rows["comm_rank"] = groups.place_of[ranks]
+    return rows
+
+
+def _with_bytes(rows: Rows) -> Rows:
+    rows["bytes"] = rows["count"] << np.uint64(19)  # slices of 512 KiB
+    return rows
+
+
+def frame_rows(engine: Engine, instant: Instant, state: Rows, fresh: Bools, clock_ns: Ints) -> Rows:
+    """Full frames where `fresh` (N, kinds); `clock_ns` (N,) is each node's own clock at the sample."""
+    ranks, columns = np.nonzero(fresh)
+    frames = np.zeros(len(ranks), FRAME_DTYPE)
+    rows, now = state[ranks, columns], clock_ns[ranks].astype(np.uint64)
+    frames["magic"], frames["version"], frames["frame_bytes"] = FRAME_MAGIC, LAYOUT_VERSION, FRAME.size
+    for name in (
+        "sources", "comm", "comm_rank", "flags", "function", "dtype", "reduce_op", "state", "peer",
+        "open_ops", "completed", "head_round", "head_signature", "send_count", "recv_count",
+    ):  # fmt: skip
+        frames[name] = rows[name]
+    frames["global_rank"], frames["slot"], frames["kind"] = rows["rank"], columns, OpKind.COLLECTIVE
+    frames["round"] = frames["started"] = frames["enqueued"] = rows["entered"]
+    frames["state"] = np.where(rows["open_ops"] > 0, rows["state"], OpState.COMPLETED)
+    age = rows["head_age_ms"].astype(np.uint64) * np.uint64(1_000_000)
+    frames["head_entered_ns"] = np.where(rows["head_round"] > 0, now - age, np.uint64(0))
+    frames["entered_ns"] = frames["head_entered_ns"]
+    frames["progress_ns"] = now - rows["idle_ms"].astype(np.uint64) * np.uint64(1_000_000)
+    for column, kind in enumerate(engine.topology.kinds):
+        mine = columns == column
+        groups = engine.topology.groups[kind]
+        frames["nranks"][mine], frames["channels"][mine] = groups.size, 2
+        frames["nnodes"][mine] = min(engine.topology.nodes, groups.size)
+        if kind is CommKind.PP:
+            continue
+        tree = np.array([uses_tree(groups, int(function)) for function in frames["function"][mine]], bool)
+        frames["algorithm"][mine] = np.where(tree, Algorithm.TREE, Algorithm.RING)
+        frames["protocol"][mine] = Protocol.SIMPLE
+        totals = engine.totals[kind]
+        if totals.active:
+            waits = np.stack([totals.send_wait.reshape(-1), totals.recv_wait.reshape(-1)])
+            mine_waits = (waits[:, ranks[mine]] * NS).astype(np.uint64)
+            frames["send_wait_ns"][mine, 0], frames["recv_wait_ns"][mine, 0] = mine_waits
+    return frames.view(FRAME_ROW)
