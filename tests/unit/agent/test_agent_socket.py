@@ -100,6 +100,10 @@ def _raw(**changes: object) -> bytes:
         (_raw(protocol=9), "hello.protocol is 9, expected 1"),
         (_raw(pid="x"), "hello.pid is 'x'"),
         (_raw(versions={str(i): "1" for i in range(99)}), "hello.versions has 99 entries"),
+        (_raw(gpu=1 << 63), "hello.gpu is 9223372036854775808, expected 0 to 1023"),
+        (_raw(gpu=-1), "hello.gpu is -1"),
+        (_raw(coordinates={"tp": 1 << 63}), "hello.coordinates.tp is 9223372036854775808"),
+        (_raw(coordinates={"tp": -2}), "hello.coordinates.tp is -2"),
         (_with_length(b'{"type":"goodbye","reason":"finished"}'), "goodbye came before hello"),
     ],
 )

@@ -85,6 +85,20 @@ def test_hostile_jobs_are_refused_by_name(changes: dict[str, object], words: str
         check_job(replace(JOB, **changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpu": 1 << 63}, "ranks.gpu of rank 0 is 9223372036854775808"),
+        ({"local_rank": -2}, "ranks.local_rank of rank 0 is -2"),
+        ({"coordinates": {"tp": 1 << 70}}, "ranks.tp of rank 0"),
+    ],
+)
+def test_numbers_that_no_table_holds_are_refused(changes: dict[str, object], words: str) -> None:
+    row = replace(RankRecord(0, 0, 1, 1), **changes)  # type: ignore[arg-type]
+    with pytest.raises(ContractError, match=words):
+        check_node(NodeRecord("llama", "a1", "n0", "ag", (row,)))
+
+
 def test_a_rank_out_of_range_is_refused() -> None:
     with pytest.raises(ContractError, match="rank is 1000000"):
         check_node(NodeRecord("llama", "a1", "n0", "ag", (RankRecord(1_000_000, 0, 1, 1),)))

@@ -201,8 +201,8 @@ def _places(nodes: Sequence[NodeRecord], world: int) -> dict[str, Ints]:
         for rank in node.ranks:
             if 0 <= rank.rank < world:
                 places["node"][rank.rank] = index
-                places["local_rank"][rank.rank] = rank.local_rank
-                places["gpu"][rank.rank] = -1 if rank.gpu is None else rank.gpu
+                places["local_rank"][rank.rank] = _bounded(rank.local_rank)
+                places["gpu"][rank.rank] = -1 if rank.gpu is None else _bounded(rank.gpu)
     return places
 
 
@@ -214,8 +214,13 @@ def _coordinates(nodes: Sequence[NodeRecord], world: int) -> dict[str, Ints]:
                 if axis not in axes and len(axes) < 16:
                     axes[axis] = np.full(world, -1, np.int64)
                 if axis in axes and 0 <= rank.rank < world:
-                    axes[axis][rank.rank] = value
+                    axes[axis][rank.rank] = _bounded(value)
     return axes
+
+
+def _bounded(value: int) -> int:
+    """JSON knows integers of any size, the tables do not: -1, unknown, for what no job can have."""
+    return value if 0 <= value < RANKS_MAX else -1
 
 
 def _relevant(health: Iterable[HealthEvent], job: str, attempt: str) -> Iterable[HealthEvent]:

@@ -96,6 +96,13 @@ def check_node(record: NodeRecord) -> None:
     for row in record.ranks:
         if not 0 <= row.rank < RANKS_MAX:
             raise ContractError(f"NodeRecord: ranks.rank is {row.rank}, expected 0 to {RANKS_MAX - 1}")
+        numbers = {"local_rank": row.local_rank, "gpu": -1 if row.gpu is None else row.gpu}
+        for name, value in [*numbers.items(), *row.coordinates.items()]:
+            if not -1 <= value < RANKS_MAX:
+                raise ContractError(
+                    f"NodeRecord: ranks.{name[:40]} of rank {row.rank} is {value}, "
+                    f"expected -1 to {RANKS_MAX - 1}"
+                )
 
 
 def check_communicator(record: CommunicatorRecord) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -73,6 +73,8 @@ class LocalizerApp:
         )  # fmt: skip
         self._job_partition: dict[str, int] = {}
         self._waiting: deque[Published] = deque()
+        self._told_decisions: Counter[str] = Counter()
+        self._told_dropped: Counter[str] = Counter()
 
     async def start(self) -> None:
         await self._producer.start()
@@ -155,9 +157,19 @@ class LocalizerApp:
     async def _tick(self) -> None:
         while True:
             await self.clock.sleep(TICK_S)
+            self.tell_counts()
             # Before that we do not know which deaths were told already.
             if all(reader.caught_up.is_set() for reader in (self._jobs, self._health, self._verdicts)):
                 await self.judge_deaths()
+
+    def tell_counts(self) -> None:
+        """Emit what the core has counted since the last time."""
+        for reason, number in (self.core.decisions - self._told_decisions).items():
+            count("paceline.localizer.decisions", number, reason=reason)
+        for reason, number in (self.core.memory.dropped - self._told_dropped).items():
+            count("paceline.localizer.dropped", number, reason=reason)
+        self._told_decisions = self.core.decisions.copy()
+        self._told_dropped = self.core.memory.dropped.copy()
 
     async def judge_deaths(self) -> None:
         """Verdicts on deaths that no signal has reported."""

@@ -3,7 +3,7 @@
 import base64
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paceline.analysis import BundleError, JobEvidence, JudgePolicy, dump_bundle
 from paceline.analysis.judge import explain
@@ -13,13 +13,18 @@ from paceline.contracts.registry import HealthEvent, HealthKind
 from paceline.contracts.verdicts import EVIDENCE_BUNDLE_BYTES_MAX, VerdictRecord
 from paceline.localizer.episodes import Episode, EpisodePolicy, Publish, decide
 from paceline.localizer.memory import AttemptMemory, Memory, MemoryBounds, Registry
+from paceline.localizer.published import EPISODES_MAX, PublishedVerdicts
+from paceline.runtime.logging import get_logger
 
-EPISODES_MAX = 8192
 PENDING_DEATHS_MAX = 4096
 # A death up to so long after the newest verdict on its attempt is part of that story: the teardown of
 # a hung job, or a death that was judged before we were restarted. Clocks of two machines are compared.
 TOLD_S = 30.0
+# After a restart a CLEAR may be that of one shard of several: one that still stands says so again
+# within 15 s, which is the longest pause of a detector between two signals of an episode.
+ENDING_WAIT_S = 20.0
 _TRIGGERS = frozenset({HealthKind.PROCESS_EXIT, HealthKind.HEARTBEAT_LOST, HealthKind.PROCESS_FROZEN})
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,12 @@ class _Key:
     slow: bool
 
 
-_EpisodeKey = tuple[str, str, str]  # job, attempt, episode
+@dataclass
+class _Ending:
+    """A restored episode that a CLEAR has ended, unless a signal comes until `due_s`."""
+
+    batch: Batch
+    due_s: float | None = None  # from the first tick on
 
 
 class LocalizerCore:
@@ -56,9 +66,9 @@ class LocalizerCore:
         self.decisions: Counter[str] = Counter()
         self._health_wait_s = health_wait_s
         self._episodes: dict[_Key, Episode] = {}
-        self._published: dict[_EpisodeKey, VerdictRecord] = {}  # newest of an episode, bundle left out
+        self._endings: dict[_Key, _Ending] = {}  # of keys in `_episodes`
+        self._published = PublishedVerdicts()
         self._deaths: dict[tuple[str, str], tuple[float, HealthEvent]] = {}  # due time, first event
-        self._told_unix_s: dict[tuple[str, str], float] = {}  # newest verdict on a stall of the attempt
 
     @property
     def open_episodes(self) -> int:
@@ -83,14 +93,16 @@ class LocalizerCore:
         if event.kind is HealthKind.PROCESS_EXIT and event.exit_code == 0:
             return
         key = (event.job, event.attempt)
-        if key not in self._deaths and len(self._deaths) < PENDING_DEATHS_MAX:
-            self._deaths[key] = (now_s + self._health_wait_s, event)
+        if key in self._deaths:
+            return
+        if len(self._deaths) >= PENDING_DEATHS_MAX:
+            self.memory.dropped["death"] += 1
+            return
+        self._deaths[key] = (now_s + self._health_wait_s, event)
 
     def note_published(self, record: VerdictRecord) -> None:
         """A verdict found in the topic: after a restart the episode goes on where it was."""
-        known = self._published.get((record.job, record.attempt, record.episode))
-        if known is None or (record.revision, record.resolved) > (known.revision, known.resolved):
-            self._remember(replace(record, evidence_bundle=""))
+        self._published.note(record)
 
     def apply(self, batch: Batch) -> list[Published]:
         """A signal; verdicts that follow from it, in order."""
@@ -116,42 +128,43 @@ class LocalizerCore:
         return self._judge(key, episode, batch)
 
     def tick(self, now_s: float) -> list[Published]:
-        """Judge deaths that no signal has reported in time."""
-        outputs: list[Published] = []
+        """Judge deaths that no signal has reported in time, and end what a CLEAR has ended."""
+        outputs = self._end_cleared(now_s)
         due = [key for key, (at_s, _) in self._deaths.items() if at_s <= now_s]
         for job, attempt in due:
             _, event = self._deaths.pop((job, attempt))
             key = _Key(job, attempt, False)
             if key in self._episodes or self.memory.find(job, attempt) is None:
                 continue
-            told_unix_s = self._told_unix_s.get((job, attempt))
+            told_unix_s = self._published.told_unix_s(job, attempt)
             if told_unix_s is not None and event.at_unix_s <= told_unix_s + TOLD_S:
                 self.decisions["death_told_already"] += 1
                 continue
-            outputs.extend(self._judge_death(key, event))
+            try:
+                outputs.extend(self._judge_death(key, event))
+            except Exception:  # a job whose records cannot be judged must not silence all others
+                self.decisions["death_not_judged"] += 1
+                log.exception("death_not_judged", job=job, attempt=attempt, health_event=event.id)
         return outputs
 
     # ------------------------------------------------------------------ judging
 
     def _open(self, key: _Key, signal_episode: str, now_ns: int) -> Episode:
+        self._endings.pop(key, None)
         episode = self._episodes.get(key)
         if episode is not None:
             return episode
         while len(self._episodes) >= EPISODES_MAX:
             # The oldest is a job that nobody called over: what was published of it is still known.
-            self._episodes.pop(next(iter(self._episodes)))
+            oldest = next(iter(self._episodes))
+            self._episodes.pop(oldest)
+            self._endings.pop(oldest, None)
             self.decisions["episodes_full"] += 1
         # The first signal in the log names the episode; those of other shards join it.
         name = signal_episode or derived_id("epi", key.job, key.attempt, key.slow, now_ns)
-        known = self._published.get((key.job, key.attempt, name))
-        if known is not None and known.resolved:
-            # The same round stands still once more.
-            name = derived_id("epi", name, known.revision)
-            known = self._published.get((key.job, key.attempt, name))
-        episode = Episode(name, key.slow, 0.0)
-        if known is not None:
-            episode.revision, episode.verdict = known.revision, known.verdict
-            episode.stalled_unix_s = known.stalled_unix_s
+        place = self._published.place(key.job, key.attempt, name)
+        known = place.known or self._published.newest_open(key.job, key.attempt, slow=key.slow)
+        episode = Episode(place.name, key.slow, 0.0) if known is None else Episode.restore(known)
         self._episodes[key] = episode
         return episode
 
@@ -214,7 +227,7 @@ class LocalizerCore:
             resolved=reason is None,
             evidence_bundle="" if evidence is None else self._bundle(evidence),
         )
-        self._remember(replace(record, evidence_bundle=""))
+        self._published.remember(record)
         return Published(record, reason)
 
     def _bundle(self, evidence: JobEvidence) -> str:
@@ -230,29 +243,52 @@ class LocalizerCore:
         for slow in (False, True):
             key = _Key(batch.job, batch.attempt, slow)
             episode = self._episodes.get(key) or self._revive(key, batch)
-            if episode is None or not self._is_over(episode, batch):
+            if episode is None:
                 continue
-            self._episodes.pop(key, None)
-            memory = self.memory.attempt(batch.job, batch.attempt)
-            memory.forget_signals()
-            if episode.verdict is not None:
-                self.decisions["resolved"] += 1
-                outputs.append(self._record(memory, episode, batch.sampled_unix_ns / 1e9, None, None))
+            if self._is_over(episode, batch):
+                outputs.extend(self._end(key, episode, batch))
+            elif episode.restored and not episode.signals and key not in self._endings:
+                self._endings[key] = _Ending(batch)
+        return outputs
+
+    def _end(self, key: _Key, episode: Episode, batch: Batch) -> list[Published]:
+        self._episodes.pop(key, None)
+        self._endings.pop(key, None)
+        memory = self.memory.attempt(batch.job, batch.attempt)
+        memory.forget_signals()
+        if episode.verdict is None:
+            return []
+        self.decisions["resolved"] += 1
+        return [self._record(memory, episode, batch.sampled_unix_ns / 1e9, None, None)]
+
+    def _end_cleared(self, now_s: float) -> list[Published]:
+        outputs: list[Published] = []
+        for key, ending in list(self._endings.items()):
+            if ending.due_s is None:
+                ending.due_s = now_s + ENDING_WAIT_S
+            elif ending.due_s <= now_s:
+                self.decisions["cleared_after_restart"] += 1
+                outputs.extend(self._end(key, self._episodes[key], ending.batch))
         return outputs
 
     def _is_over_already(self, batch: Batch) -> bool:
         """A signal that comes again after the end of its episode was published."""
-        known = self._published.get((batch.job, batch.attempt, batch.episode))
-        return known is not None and known.resolved and batch.sampled_unix_ns / 1e9 <= known.judged_unix_s
+        place = self._published.place(batch.job, batch.attempt, batch.episode)
+        return place.known is None and batch.sampled_unix_ns / 1e9 <= place.ended_unix_s
 
     def _revive(self, key: _Key, batch: Batch) -> Episode | None:
         """The episode of a CLEAR that came while we were away."""
-        known = self._published.get((batch.job, batch.attempt, batch.episode))
-        if known is None or known.resolved or known.verdict.verdict_class.is_slow != key.slow:
+        named = self._published.find(batch.job, batch.attempt, batch.episode)
+        if named is not None and named.verdict.verdict_class.is_slow != key.slow:
             return None
-        episode = Episode(known.episode, key.slow, known.stalled_unix_s)
-        episode.revision, episode.verdict = known.revision, known.verdict
-        return episode
+        if named is not None and not named.resolved:
+            return Episode.restore(named)
+        place = self._published.place(batch.job, batch.attempt, batch.episode)
+        if batch.sampled_unix_ns / 1e9 <= place.ended_unix_s:
+            return None
+        if place.known is None and not self._published.newest_open(batch.job, batch.attempt, slow=key.slow):
+            return None
+        return self._open(key, batch.episode, batch.sampled_ns)
 
     @staticmethod
     def _is_over(episode: Episode, batch: Batch) -> bool:
@@ -263,20 +299,8 @@ class LocalizerCore:
         episode.signals -= {signal for signal in mine if signal[0] == batch.shard}
         return not episode.signals
 
-    def _remember(self, record: VerdictRecord) -> None:
-        key = (record.job, record.attempt, record.episode)
-        self._published.pop(key, None)
-        self._published[key] = record
-        if not record.verdict.verdict_class.is_slow:
-            told = (record.job, record.attempt)
-            newest = max(self._told_unix_s.pop(told, 0.0), record.judged_unix_s)
-            self._told_unix_s[told] = newest
-        while len(self._published) > EPISODES_MAX:
-            self._published.pop(next(iter(self._published)))
-        while len(self._told_unix_s) > EPISODES_MAX:
-            self._told_unix_s.pop(next(iter(self._told_unix_s)))
-
     def forget_jobs(self, jobs: Iterable[str]) -> None:
         """Jobs whose signals another instance reads now."""
         gone = set(jobs)
         self._episodes = {key: episode for key, episode in self._episodes.items() if key.job not in gone}
+        self._endings = {key: ending for key, ending in self._endings.items() if key.job not in gone}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.analysis.judge import Judgement
-from paceline.contracts.verdicts import Verdict, VerdictClass
+from paceline.contracts.verdicts import Verdict, VerdictClass, VerdictRecord
 
 WRITERS_MAX = 1024
 REPLACE_MARGIN = 0.05
@@ -37,7 +37,8 @@ class EpisodePolicy:
 
 @dataclass
 class Episode:
-    """State of one episode. `signals` are the (shard, signal episode) that are not yet cleared."""
+    """State of one episode. `signals` are the (shard, signal episode) that are not yet cleared; a
+    restored episode was published before we were started, its earlier signals are not known."""
 
     id: str
     slow: bool
@@ -46,6 +47,19 @@ class Episode:
     revision: int = 0
     verdict: Verdict | None = None  # newest published
     signals: set[tuple[int, str]] = field(default_factory=set)
+    restored: bool = False
+
+    @classmethod
+    def restore(cls, record: VerdictRecord) -> "Episode":
+        slow = record.verdict.verdict_class.is_slow
+        return cls(
+            record.episode,
+            slow,
+            record.stalled_unix_s,
+            revision=record.revision,
+            verdict=record.verdict,
+            restored=True,
+        )
 
     def waited_s(self, now_ns: int, writer: str) -> float:
         """Seconds since the writer's first signal of the episode, by the writer's own clock."""

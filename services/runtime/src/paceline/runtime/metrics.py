@@ -23,6 +23,8 @@ CounterName = Literal[
     "paceline.frames.dropped",  # reason
     "paceline.signals.published",  # kind
     "paceline.verdicts.published",  # verdict
+    "paceline.localizer.decisions",  # reason; why a verdict was published, or was not
+    "paceline.localizer.dropped",  # reason; what a bound of the memory refused or forgot
     "paceline.incidents.opened",  # verdict
     "paceline.incidents.resolved",  # verdict
     "paceline.outbox.published",  # topic
