@@ -26,7 +26,6 @@ ATTEMPT_BYTES_MAX = 63
 TEXT_BYTES_MAX = 255
 ENTRIES_MAX = 32  # versions, coordinates
 GPU_MAX = 1_023  # index of a GPU on its node
-GPU_MAX = 1_023  # index of a GPU on its node
 
 FromProcess = Hello | CommunicatorOpened | CommunicatorClosed | Goodbye
 _FROM_PROCESS: Mapping[str, type] = {
@@ -89,8 +88,6 @@ def check_hello(hello: Hello) -> None:
         raise MessageError(f"hello.local_rank is {hello.local_rank}, expected -1 or a rank")
     if hello.gpu is not None and not 0 <= hello.gpu <= GPU_MAX:
         raise MessageError(f"hello.gpu is {hello.gpu}, expected 0 to {GPU_MAX}, or null")
-    if hello.gpu is not None and not 0 <= hello.gpu <= GPU_MAX:
-        raise MessageError(f"hello.gpu is {hello.gpu}, expected 0 to {GPU_MAX}, or null")
     if not 1 <= hello.pid < 1 << 31 or not 0 <= hello.pid_start < 1 << 63:
         raise MessageError(f"hello.pid is {hello.pid}, pid_start {hello.pid_start}: not a process")
     for name in ("versions", "coordinates"):
@@ -99,11 +96,6 @@ def check_hello(hello: Hello) -> None:
             raise MessageError(f"hello.{name} has {len(entries)} entries, expected at most {ENTRIES_MAX}")
         for key, value in entries.items():
             _check_text(f"hello.{name}", f"{key}={value}", TEXT_BYTES_MAX)
-    for axis, place in hello.coordinates.items():
-        if not -1 <= place < WORLD_SIZE_MAX:
-            raise MessageError(
-                f"hello.coordinates.{axis} is {place}, expected -1 to {WORLD_SIZE_MAX - 1}, -1 while unknown"
-            )
     for axis, place in hello.coordinates.items():
         if not -1 <= place < WORLD_SIZE_MAX:
             raise MessageError(
