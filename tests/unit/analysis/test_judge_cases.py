@@ -166,20 +166,6 @@ class TestEvidence:
             + ("" if verdict.communicators_waiting == 1 else "s")
         )
 
-    def test_counts_name_the_rank_inside_the_group(self) -> None:
-        injection = inject("h3", SimulatedJob(Shape(8, 4, 1), 4))
-        evidence = injection.job.evidence()
-        operation = judge(evidence).operation
-        assert operation is not None
-        group = evidence.comm_names.index(operation.communicator_name)
-        part = slice(int(evidence.offsets[group]), int(evidence.offsets[group + 1]))
-        evidence.state["flags"][part] = 0
-        evidence.state["send_count"][part] = [24, 20, 16, 18, 22, 24, 24, 24][: part.stop - part.start]
-        evidence.state["recv_count"][part] = 20
-        verdict = judge(evidence)
-        assert verdict.verdict_class is VerdictClass.H3
-        assert [root.rank for root in verdict.roots] == [int(evidence.members(group)[2])]
-
     def test_stale_row_accuses_nobody(self) -> None:
         """A rank that the others left two rounds behind in operations that need everybody."""
         job, rank = hung()

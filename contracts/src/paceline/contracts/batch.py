@@ -155,7 +155,11 @@ EDGE_ROW = np.dtype(
         ("direction", "<u2"),
         ("count", "<u8"),
         ("bytes", "<u8"),
-        ("wait_ns", "<u8"),
+        ("wait_ns", "<u8"),  # a wait that is going on included, where the source sees it
+        ("recent_wait_us", "<u4"),  # of it in the newest interval between two samples; the detector fills it
+        ("recent_us", "<u4"),  # that interval, 0 = not known
+        ("state", "u1"),  # TransferState of this edge, 0 = idle or not seen
+        ("spare", "u1", (7,)),
     ]
 )
 PEER_ROW = np.dtype(

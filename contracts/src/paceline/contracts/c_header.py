@@ -23,6 +23,7 @@ ENUMS: tuple[type[IntEnum], ...] = (
     codes.Phase,
     codes.HostWait,
     codes.DetailLevel,
+    codes.TransferState,
 )
 FLAGS: tuple[type[IntFlag], ...] = (codes.Source, codes.FrameFlag)
 

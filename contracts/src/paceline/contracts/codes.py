@@ -161,6 +161,20 @@ class FrameFlag(IntFlag):
     DROPPED = 16  # at least one operation was not recorded
 
 
+class TransferState(IntEnum):
+    """What one direction of a channel or edge does; from 8 on the numbers of NCCL's proxy steps."""
+
+    IDLE = 0  # or not seen
+    MOVING = 1
+    PEER_WAIT = 2  # waits for the peer, or for the network
+    SEND_GPU_WAIT = 8  # for the own GPU to deliver data
+    SEND_WAIT = 9  # handed to the network, which has not taken it
+    RECV_WAIT = 10  # for data of the peer
+    RECV_FLUSH_WAIT = 11
+    RECV_GPU_WAIT = 12  # for the own GPU to take data
+    SEND_PEER_WAIT = 20  # for room at the peer
+
+
 class DetailLevel(IntEnum):
     """What the agent asks the probe to record, through the control page."""
 

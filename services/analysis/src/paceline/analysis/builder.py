@@ -32,6 +32,8 @@ class _Communicator:
     backend: str
     ranks: Sequence[int]
     inferred: bool
+    ring: str = ""
+    tree: str = ""
 
 
 def build_evidence(
@@ -100,6 +102,8 @@ def build_evidence(
         baselines=newest(tables[RowKind.BASELINE], ("comm", "function", "dtype", "bucket")),
         health=tuple(_relevant(health, name, run))[-HEALTH_MAX:],
         ignored_rows=ignored + strangers,
+        comm_rings=tuple(comm.ring for comm in ordered),
+        comm_trees=tuple(comm.tree for comm in ordered),
     )
 
 
@@ -153,7 +157,9 @@ def _communicators(
         if record.closed:
             closed.add(comm)
         elif 0 < comm < 1 << 64 and ranks and max(ranks) < world and members <= MEMBERS_MAX:
-            found[comm] = _Communicator(record.name, record.kind, record.backend, ranks, False)
+            found[comm] = _Communicator(
+                record.name, record.kind, record.backend, ranks, False, record.ring, record.tree
+            )
     known = np.array(sorted([*found, *closed]), np.uint64)
     orphans = state[~np.isin(state["comm"], known)]
     for comm in np.unique(orphans["comm"])[:COMMUNICATORS_MAX]:

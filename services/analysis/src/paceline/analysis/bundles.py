@@ -74,6 +74,8 @@ def _pack(evidence: JobEvidence) -> bytes:
                 "backend": evidence.comm_backends[index],
                 "inferred": bool(evidence.inferred[index]),
                 "ranks": format_ranks(evidence.members(index).tolist()),
+                "ring": evidence.ring_of(index),
+                "tree": evidence.tree_of(index),
             }
             for index in range(evidence.communicators)
         ],
@@ -199,6 +201,8 @@ def _evidence(meta: dict[str, object], tables: dict[str, Rows]) -> JobEvidence:
         baselines=tables["baselines"],
         health=_health(cast(list[dict[str, object]], meta["health"])),
         ignored_rows=int(cast(int, meta["ignored_rows"])),
+        comm_rings=tuple(str(comm.get("ring", "")) for comm in comms),
+        comm_trees=tuple(str(comm.get("tree", "")) for comm in comms),
     )
 
 

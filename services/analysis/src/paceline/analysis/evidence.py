@@ -58,6 +58,8 @@ class JobEvidence:
     baselines: Rows
     health: tuple[HealthEvent, ...]  # in order of arrival
     ignored_rows: int = 0  # rows that contradict the registry or a bound
+    comm_rings: tuple[str, ...] = ()  # K, or empty: registry text of the ring order
+    comm_trees: tuple[str, ...] = ()  # K, or empty: registry text of the parents
 
     @property
     def communicators(self) -> int:
@@ -74,6 +76,14 @@ class JobEvidence:
 
     def comm_name(self, comm: int) -> str:
         return self.comm_names[comm] or format_communicator(int(self.comm_ids[comm]))
+
+    def ring_of(self, comm: int) -> str:
+        """Ring order of communicator index `comm` as the registry has it, empty where unknown."""
+        return self.comm_rings[comm] if comm < len(self.comm_rings) else ""
+
+    def tree_of(self, comm: int) -> str:
+        """Trees of communicator index `comm` as the registry has them, empty where unknown."""
+        return self.comm_trees[comm] if comm < len(self.comm_trees) else ""
 
     def index_of(self, comm_ids: npt.NDArray[np.uint64]) -> Ints:
         """Indices of communicator ids, -1 where unknown."""

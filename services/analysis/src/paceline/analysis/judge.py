@@ -21,7 +21,7 @@ from paceline.analysis.findings import Finding, describe, plural
 from paceline.analysis.policy import JudgePolicy
 from paceline.analysis.situation import Situation, read_situation
 from paceline.contracts.codes import Source
-from paceline.contracts.verdicts import VICTIMS_MAX, Coverage, Verdict, VerdictClass
+from paceline.contracts.verdicts import VICTIMS_MAX, Coverage, Root, RootKind, Verdict, VerdictClass
 
 Stage = Callable[[Situation], Finding | None]
 
@@ -60,6 +60,7 @@ STAGES: tuple[tuple[str, Stage], ...] = (
     ("no_progress", stage_progress.no_progress),
     ("cycle", stage_deadlock.cycle),
     ("lost_node", stage_processes.lost_node),
+    ("seen_through", stage_progress.seen_through),
     ("open_send", stage_enter.open_send),
     ("delayed", stage_enter.delayed),
     ("bootstrap", stage_unknown.bootstrap),
@@ -96,7 +97,11 @@ def explain(evidence: JobEvidence, policy: JudgePolicy | None = None) -> Judgeme
 
 def _verdict(situation: Situation, finding: Finding) -> Verdict:
     coverage = _coverage(situation)
-    roots = {rank for root in finding.roots for rank in ((root.rank,) if not root.ranks else root.ranks)}
+    roots = {
+        rank
+        for root in finding.roots
+        for rank in (root.ranks or ((root.rank, root.peer_rank) if _is_link(root) else (root.rank,)))
+    }
     stalled = situation.stalled[situation.graph.holds.op]
     holders = np.unique(situation.graph.holds.rank[stalled])
     waiting = finding.waiting if finding.waiting is not None else tuple(int(rank) for rank in holders)
@@ -124,6 +129,11 @@ def _verdict(situation: Situation, finding: Finding) -> Verdict:
         communicators_waiting=comms,
         would_decide=finding.would_decide,
     )
+
+
+def _is_link(root: Root) -> bool:
+    """A hang at a link: both ends only wait, and neither is a victim of somebody else."""
+    return root.kind is RootKind.LINK
 
 
 def _summary(finding: Finding, victims: int, comms: int) -> str:

@@ -131,7 +131,7 @@ class Situation:
     def satisfied(self) -> Mask:
         """Stalled operations that everybody has entered and that wait behind no other one."""
         graph = self.graph
-        mask = self.stalled & (graph.lack_count == 0) & (graph.blind_count == 0)
+        mask = self.stalled & self.settled & (graph.lack_count == 0) & (graph.blind_count == 0)
         mask &= ~graph.opaque & ~self.unrecorded
         comms = self.evidence.communicators
         mask[:comms] &= ~self.evidence.inferred
@@ -142,6 +142,24 @@ class Situation:
         doubtful = held.op[self.ordered[held.op] & ~self.observed[held.rank]]
         mask[doubtful] = False
         return _flags(mask)
+
+    @cached_property
+    def satisfied_but_blind(self) -> Mask:
+        """As `satisfied`, for operations of which some members were not reported."""
+        graph = self.graph
+        mask = self.stalled & (graph.lack_count == 0) & (graph.blind_count > 0) & self.settled
+        mask &= ~graph.opaque & ~self.unrecorded
+        mask[graph.pair_base :] = False
+        mask[: self.evidence.communicators] &= ~self.evidence.inferred
+        mask[self.edges.source] = False
+        return _flags(mask)
+
+    @cached_property
+    def settled(self) -> Mask:
+        """Operations whose newest arrival has waited long enough, too: it may be what was missing."""
+        youngest = np.full(self.graph.ops, np.iinfo(np.int64).max, np.int64)
+        np.minimum.at(youngest, self.graph.holds.op, self.graph.holds.age_ms)
+        return _flags(youngest >= self.policy.stall_age_s * 1000)
 
     @cached_property
     def ordered(self) -> Mask:

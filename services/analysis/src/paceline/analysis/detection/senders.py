@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.analysis.detection.arrays import SECOND_NS, U32, Ints, Rows, join_rows
+from paceline.analysis.detection.edge_waits import with_recent_waits
 from paceline.analysis.detection.reasons import Refusal
 from paceline.contracts.batch import Batch, BatchFlag, RowKind
 from paceline.contracts.codes import OpState
@@ -26,9 +27,11 @@ class Sender:
     sampled_unix_ns: int = 0
     chunk: int = 0
     seen_ns: int = 0  # block time of the newest record
+    passed_ns: int = 0  # between its last two samples
     period_ns: int = 0  # between its last two samples
     silent: bool = False
     extras: dict[RowKind, Rows] = field(default_factory=dict)
+    edges_before: Rows | None = None  # of the sample before, for the waits of the interval
     ranks: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))  # that it reports
     # caches, not state: positions of the rows this sender sends every time
     member_generation: int = -1
@@ -63,8 +66,13 @@ class Sender:
         """Advance to `batch`, keep its evidence rows; returns how many rows exceeded the bound."""
         same_sample = batch.sampled_ns == self.sampled_ns and self.seq >= 0 and batch.chunk > 0
         steps, passed_ns = batch.seq - self.seq, batch.sampled_ns - self.sampled_ns
+        if same_sample:
+            passed_ns = self.passed_ns
+        self.passed_ns = passed_ns
         if self.seq >= 0 and steps > 0 and passed_ns > 0:
             self.period_ns = min(passed_ns // steps, PERIOD_NS_MAX)
+        edges_before = self.extras.get(RowKind.EDGE) if not same_sample else self.edges_before
+        self.edges_before = edges_before
         self.seq, self.sampled_ns, self.chunk = batch.seq, batch.sampled_ns, batch.chunk
         self.sampled_unix_ns, self.seen_ns = batch.sampled_unix_ns, now_ns
         if not same_sample:
@@ -79,6 +87,8 @@ class Sender:
                 rows = rows[_IS_OPEN[rows["state"]] | (rows["level"] == _NEWEST_ONLY)]
                 if len(rows) == 0:
                     continue
+            if kind is RowKind.EDGE and edges_before is not None and passed_ns > 0:
+                rows = with_recent_waits(rows, edges_before, passed_ns)
             held = self.extras.get(kind)
             rows = rows if held is None else join_rows([held, rows])
             dropped += max(len(rows) - extra_rows_max, 0)

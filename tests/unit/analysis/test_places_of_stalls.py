@@ -1,0 +1,111 @@
+"""A stuck rank and a broken link are told apart and named, in rings and trees, by waits and by counts."""
+
+import numpy as np
+import pytest
+
+from paceline.analysis.locate import Place, by_waits, ring_by_counts, slices_by_role, tree_by_counts
+from tests.unit.analysis.stalled_transfers import Network, stall_ring, stall_tree
+
+SEEDS = range(12)
+
+
+def located(network: Network) -> Place | None:
+    return by_waits(network.transfers(history=1000), network.inside, network.inside)
+
+
+@pytest.mark.parametrize("delivered", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ring_names_the_stuck_rank_by_waits(seed: int, delivered: bool) -> None:
+    size = 3 + seed % 9
+    network, guilty = stall_ring(size, seed, False, delivered)
+    assert located(network) == Place("waits_for_nobody", (guilty,))
+
+
+@pytest.mark.parametrize("delivered", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ring_names_the_broken_link_by_waits(seed: int, delivered: bool) -> None:
+    size = 3 + seed % 9
+    network, guilty = stall_ring(size, seed, True, delivered)
+    place = located(network)
+    assert place is not None
+    assert place.links == ((guilty, (guilty + 1) % size),)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tree_names_the_stuck_rank_by_waits(seed: int) -> None:
+    size = 7 + 2 * seed
+    network, _, guilty = stall_tree(size, seed, "", False)
+    assert located(network) == Place("waits_for_nobody", (guilty,))
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("delivered", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tree_names_the_broken_link_by_waits(seed: int, delivered: bool, direction: str) -> None:
+    size = 7 + 2 * seed
+    network, parents, guilty = stall_tree(size, seed, direction, delivered)
+    pair = (guilty, int(parents[guilty]))
+    place = located(network)
+    assert place is not None
+    assert place.links == (pair if direction == "up" else (pair[1], pair[0]),)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_counts_alone_tell_a_stuck_rank_from_a_broken_link(seed: int) -> None:
+    size = 6 + seed % 9
+    network, guilty = stall_ring(size, seed, False, True)
+    place = ring_by_counts(network.transfers(waits=False, history=1000))
+    assert place is not None
+    assert (place.ranks, place.links) == ((guilty,), ())
+    network, guilty = stall_ring(size, seed, True, True)
+    place = ring_by_counts(network.transfers(waits=False, history=1000))
+    assert place is not None
+    assert place.links == ((guilty, (guilty + 1) % size),)
+
+
+def test_tree_counts_name_the_stuck_rank_where_raw_counts_do_not() -> None:
+    raw = by_role = cases = 0
+    for seed in range(24):
+        size = 7 + seed
+        network, _, guilty = stall_tree(size, seed, "", False)
+        slices, degree = slices_by_role(network.transfers(waits=False), size)
+        place = tree_by_counts(slices, degree, np.ones(size, np.bool_))
+        cases += place is not None
+        by_role += place is not None and place.ranks == (guilty,)
+        raw += int(np.argmin(slices)) == guilty
+    assert by_role == cases >= 20
+    assert raw < 20
+
+
+def test_a_lasting_step_in_the_counts_is_no_stall() -> None:
+    """A broadcast at the start left one link of the ring behind for ever; nothing else differs."""
+    network, _ = stall_ring(8, 1, False, False)
+    links = network.transfers(waits=False)
+    links.sent[:], links.received[:] = 500, 500
+    links.sent[3] = links.received[3] = 100
+    assert ring_by_counts(links) is None
+
+
+def test_everybody_idle_names_nobody() -> None:
+    network, _ = stall_ring(8, 1, False, False)
+    network.waiting.clear()
+    assert located(network) is None
+
+
+def test_waits_that_end_at_a_silent_rank_name_it_as_unseen() -> None:
+    network, guilty = stall_ring(8, 5, False, False)
+    links = network.transfers()
+    mine = links.tail == guilty
+    links.sent[mine], links.sender_waits[mine] = -1, -1
+    mine = links.head == guilty
+    links.received[mine], links.receiver_waits[mine] = -1, -1
+    needed = network.inside.copy()
+    network.inside[guilty] = False
+    place = by_waits(links, network.inside, needed)
+    assert place == Place("waits_end_at_unseen", (guilty,), unseen=True)
+
+
+def test_who_has_left_the_operation_is_no_suspect() -> None:
+    network, guilty = stall_ring(8, 5, False, False)
+    network.inside[guilty] = False
+    assert located(network) is None
