@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "paceline/page_v1.h"
+
 namespace paceline {
 
 using Arguments = PyObject* const*;
@@ -32,5 +34,18 @@ PyMethodDef fast_method(const char* name, F* function) {
 
 int add_page_type(PyObject* module);
 int add_mapping_type(PyObject* module);
+int add_settler_type(PyObject* module);
+
+struct PageObject {
+  PyObject_HEAD
+  paceline_page_v1* page;
+};
+
+inline paceline_page_v1* page_of_object(PyObject* object) { return reinterpret_cast<PageObject*>(object)->page; }
+// Methods of `Page` in a file of their own (page_progress.cc).
+PyObject* page_progress(PyObject* page, Arguments arguments, Py_ssize_t count);
+PyObject* page_describe(PyObject* page, Arguments arguments, Py_ssize_t count);
+// A callable for `future.add_done_callback`: completes `ticket` and takes it out of `followed`.
+PyObject* make_settler(PyObject* page, PyObject* ticket, PyObject* followed);
 
 }  // namespace paceline

@@ -8,12 +8,7 @@
 namespace paceline {
 namespace {
 
-struct PageObject {
-  PyObject_HEAD
-  paceline_page_v1* page;
-};
-
-paceline_page_v1* page_of(PyObject* self) { return reinterpret_cast<PageObject*>(self)->page; }
+paceline_page_v1* page_of(PyObject* self) { return page_of_object(self); }
 
 PyObject* none_with_error(PyObject* self) {
   paceline_page_count_error_v1(page_of(self));
@@ -116,6 +111,19 @@ PyObject* complete(PyObject* self, Arguments arguments, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+// settler(ticket, followed): followed[ticket] = True and a callable that undoes it when torch reports the end
+PyObject* settler(PyObject* self, Arguments arguments, Py_ssize_t count) {
+  int64_t ticket;
+  if (count != 2 || !to_i64(arguments[0], &ticket) || !PyDict_Check(arguments[1])) {
+    return PyErr_Format(PyExc_TypeError, "settler takes a ticket and a dict");
+  }
+  PyObject* made = make_settler(self, arguments[0], arguments[1]);
+  if (made == nullptr) return nullptr;
+  if (PyDict_SetItem(arguments[1], arguments[0], Py_True) == 0) return made;
+  Py_DECREF(made);
+  return nullptr;
+}
+
 // A str cut at its first NUL; "" where it is no str.
 struct Text {
   explicit Text(PyObject* object) : bytes(PyUnicode_AsEncodedString(object, "utf-8", "replace")) {
@@ -207,6 +215,9 @@ PyMethodDef methods[] = {
     fast_method("enter", enter),
     fast_method("returned", returned),
     fast_method("complete", complete),
+    fast_method("settler", settler),
+    fast_method("describe", page_describe),
+    fast_method("progress", page_progress),
     fast_method("set_identity", set_identity),
     fast_method("set_phase", set_phase),
     fast_method("set_host_wait", set_host_wait),

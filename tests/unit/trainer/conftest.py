@@ -1,5 +1,6 @@
 """The double of a page."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,6 +44,20 @@ class PageDouble:
 
     def complete(self, ticket: int, failed: bool) -> None:
         self._note("complete", ticket, failed)
+
+    def settler(self, ticket: int, followed: dict[int, bool]) -> Callable[[Any], None]:
+        followed[ticket] = True
+
+        def settle(future: Any) -> None:
+            try:
+                future.value()
+                failed = False
+            except RuntimeError:
+                failed = True
+            self.complete(ticket, failed)
+            del followed[ticket]
+
+        return settle
 
     def set_identity(self, *arguments: Any) -> None:
         self._note("set_identity", *arguments)

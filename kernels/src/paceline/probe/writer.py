@@ -29,6 +29,11 @@ class Page(_native.Page):
       nothing was counted. SEND, RECV and RECV_ANY (peer -2) are numbered per pair, everything else
       advances the round. `signature_count` is `count` where all members must agree on it, else 0.
     - `returned(ticket)`, `complete(ticket, failed=0)`: from any thread, in any order.
+    - `settler(ticket, followed)`: a callable for a future's `add_done_callback`; it completes the ticket,
+      failed where `future.value()` raises, and takes it out of the dict `followed`.
+    - `describe(ticket, algorithm, protocol, channels)` and `progress(slot, direction, peer, group, channel,
+      peer_slot, posted, count, bytes, wait_ns, state)`: for sources that see inside an operation; all
+      numbers of `progress` are increments (see paceline_advance_v1).
     - `set_phase(phase, name)`, `set_step(step)`, `set_host_wait(kind, name, rank)` (kind NONE ends it),
       `add_paced(ns)`, `beat()` (the Python heartbeat), `set_identity(...)`, `add_flags(slot, flags)`,
       `finish()` (orderly end), `close()` (stops the native heartbeat; later calls are ignored).

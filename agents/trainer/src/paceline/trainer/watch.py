@@ -125,25 +125,11 @@ class Watch:
 
     def _follow(self, ticket: int, work: Any) -> bool:
         """Have torch call back when `work` ends, which it does before `work.wait()` returns."""
-        followed, complete, guard = self._followed, self._complete, self.guard
+        followed = self._followed
         if len(followed) >= FOLLOWED_MAX:
             return False
-
-        def settle(future: Any) -> None:
-            try:
-                future.value()
-                failed = False
-            except Exception:
-                failed = True
-            try:
-                complete(ticket, failed)
-            except Exception as error:
-                guard.trip("complete", error)
-            followed.pop(ticket, None)
-
-        followed[ticket] = True
         try:
-            work.get_future().add_done_callback(settle)
+            work.get_future().add_done_callback(self._page.settler(ticket, followed))
         except RuntimeError:  # gloo's send, receive and reduce_scatter have no future
             followed.pop(ticket, None)
             return False
