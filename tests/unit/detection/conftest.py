@@ -48,6 +48,8 @@ class FakeRank:
     native_age_ms: int = 50
     host_wait: HostWait = HostWait.NONE
     host_wait_age_ms: int = 0
+    step_age_ms: int = 0
+    waited_ms: int = 0
 
 
 @dataclass
@@ -177,6 +179,7 @@ class FakeJob:
             row["exit_kind"], row["exit_code"] = process.exit_kind, process.exit_code
             row["finished"], row["native_age_ms"] = process.finished, process.native_age_ms
             row["host_wait"], row["host_wait_age_ms"] = process.host_wait, process.host_wait_age_ms
+            row["step_age_ms"], row["waited_ms"] = process.step_age_ms, process.waited_ms
         return rows
 
     def _own(self, node: str, shard: int) -> list[tuple[int, int]]:

@@ -66,6 +66,15 @@ class RowKind(IntEnum):
     PEER = 5
     FRAME = 6
     BASELINE = 7
+    STEP = 8
+
+
+class StepFlag(IntFlag):
+    """What a STEP row cannot say; the figure concerned is 0 and must not be used."""
+
+    NONE = 0
+    OWN_UNOBSERVED = 1  # waits are not seen, or overlap with computation: own time is unknown
+    NO_BASE = 2  # nothing learned yet to compare with
 
 
 STATE_ROW = np.dtype(
@@ -109,7 +118,8 @@ ROUND_ROW = np.dtype(
         ("reduce_op", "u1"),
         ("state", "u1"),
         ("level", "u1"),  # kept level 0, 4, 8, 12; 255 = newest only
-        ("flags", "<u2"),
+        ("flags", "u1"),  # FrameFlag
+        ("path", "u1"),  # `pack_path` of algorithm and protocol; 0 = unknown
         ("peer", "<i4"),
         ("pair_seq", "<u4"),
         ("step", "<u4"),
@@ -143,6 +153,7 @@ PROCESS_ROW = np.dtype(
         ("flags", "u1"),
         ("dropped", "<u4"),  # operations and communicators the probe could not record
         ("context_switches", "<u4"),  # voluntary, low 32 bits
+        ("waited_ms", "<u4"),  # in collectives and receives so far, low 32 bits; 0 = not observed
     ]
 )
 EDGE_ROW = np.dtype(
@@ -191,7 +202,27 @@ BASELINE_ROW = np.dtype(
         ("dtype", "u1"),
         ("reduce_op", "u1"),
         ("bucket", "u1"),  # bit length of count: rounds of one key share it
-        ("spare", "<u4"),
+        ("algorithm", "u1"),
+        ("protocol", "u1"),
+        ("spare", "<u2"),
+        ("late_rank", "<i4"),  # who came last again and again, -1 = nobody: all alike, or in turn
+        ("late_nats", "<f4"),  # evidence for that, natural logarithm of the likelihood ratio
+        ("usual_late_ns", "<u8"),  # lateness that was usual before
+        ("rounds_per_step", "<f4"),  # of the communicator, 0 = unknown
+        ("step_ms", "<f4"),  # usual duration of a step of the job, 0 = unknown
+    ]
+)
+# Where the time of a step goes on one rank: own + waited = step. Own clock, means per step.
+STEP_ROW = np.dtype(
+    [
+        ("rank", "<u4"),
+        ("flags", "<u4"),  # StepFlag
+        ("steps", "<u4"),  # behind the newest figures
+        ("base_steps", "<u4"),  # behind the usual ones
+        ("step_us", "<u8"),
+        ("own_us", "<u8"),  # neither in a collective nor in a receive
+        ("base_step_us", "<u8"),
+        ("base_own_us", "<u8"),
     ]
 )
 
@@ -203,7 +234,13 @@ ROW_DTYPES: Mapping[RowKind, np.dtype[np.void]] = {
     RowKind.PEER: PEER_ROW,
     RowKind.FRAME: FRAME_ROW,
     RowKind.BASELINE: BASELINE_ROW,
+    RowKind.STEP: STEP_ROW,
 }
+
+
+def pack_path(algorithm: int, protocol: int) -> int:
+    """Algorithm and Protocol in the one byte of `ROUND_ROW.path`; also for arrays of u1."""
+    return (algorithm << 4) | protocol
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,15 @@ def _process_row(view: PageView, facts: Facts, now_ns: int) -> Rows:
     row["finished"] = 1 if page["finished"] else 0
     row["flags"] = FrameFlag.PARTIAL if view.partial else 0
     row["dropped"] = min(int(page["communicators_dropped"]) + int(page["operations_dropped"]), U32_MAX)
+    row["waited_ms"] = _waited_ns(view) // NS_PER_MS & U32_MAX
     return row
+
+
+def _waited_ns(view: PageView) -> int:
+    """Time in completed collectives and receives; sends are left out, they run beside computation."""
+    mine = view.rounds["kind"] == OpKind.COLLECTIVE  # other entries hold the total of their pair
+    collectives = np.where(mine, view.round_times["total_ns"], 0).max(axis=1, initial=0).sum()
+    return int(collectives) + int(view.peers["total_ns"][:, 1].sum())
 
 
 def _state_rows(view: PageView, facts: Facts, now_ns: int) -> Rows:
@@ -285,7 +293,8 @@ def _round_rows(view: PageView, facts: Facts, mask: npt.NDArray[np.bool_], now_n
         "pair_seq",
     ):  # fmt: skip
         rows[name] = entries[name]
-    rows["step"], rows["flags"] = times["step"], times["flags"] & 0xFFFF
+    rows["step"], rows["flags"] = times["step"], times["flags"] & 0xFF
+    rows["path"] = (entries["algorithm"] << 4) | entries["protocol"]
     rows["level"] = SLOT_LEVELS[places]
     completed, started = entries["completed_ns"], times["started_ns"]
     closed = (completed >= started) & (completed > 0) & (started > 0)

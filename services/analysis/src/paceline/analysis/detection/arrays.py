@@ -44,6 +44,14 @@ def group_min(values: npt.NDArray[T], starts: Ints) -> npt.NDArray[T]:
     return result
 
 
+def group_sum(values: F32, starts: Ints) -> npt.NDArray[np.float64]:
+    """Sum of each group, in double precision: a communicator may have 100,000 members."""
+    if len(starts) <= 1:
+        return np.zeros(0, np.float64)
+    result: npt.NDArray[np.float64] = np.add.reduceat(values, starts[:-1], dtype=np.float64)
+    return result
+
+
 def group_any(values: Bools, starts: Ints) -> Bools:
     """Whether any value of the group is true."""
     if len(starts) <= 1:

@@ -127,6 +127,8 @@ class JobBlock:
         tables = [table for _, batch in entries if len(table := batch.table(RowKind.ROUND))]
         if tables:
             self.slow.apply(join_rows(tables), self.members, self.now_ns)
+        if self.slow.hot:
+            self.slow.apply_edges([rows for _, batch in entries if len(rows := batch.table(RowKind.EDGE))])
 
     # ------------------------------------------------------------------ time
 
@@ -138,7 +140,9 @@ class JobBlock:
         decisions = self._judge_silence()
         view = self._judge_stalls()
         was_slow = self.slow.active
-        self.slow.judge(self.members, self.now_ns, learn=self.gate.lets_learn)
+        learn = self.gate.lets_learn
+        self.slow.watch_steps(self.senders, self.processes, self.members, self.now_ns, learn=learn)
+        self.slow.judge(self.members, self.now_ns, learn=learn)
         self.refused.update(self.slow.take_refused())
         if self._has_ended():
             return [*decisions, *self._end(Reason.JOB_ENDED)]
@@ -170,7 +174,7 @@ class JobBlock:
     def evidence(self, decision: Decision) -> tuple[dict[RowKind, Rows], int]:
         """Rows for a signal, most telling first, and how many rows were cut."""
         if decision.kind is DecisionKind.SLOW:
-            extras = self.slow.evidence(self.members)
+            extras = self.slow.evidence(self.members, self.processes)
         else:
             extras = gather_extras(self.senders.values())
         # A row that nobody has renewed is history: the judge must not take it for 'has not entered'.
@@ -293,7 +297,7 @@ class JobBlock:
             self.slow.end_episode()
             return [Decision(DecisionKind.CLEAR, Reason.PROGRESS, comm, number, slow=True)]
         if not self.suspicion.active and self.slow.due(self.now_ns):
-            return [Decision(DecisionKind.SLOW, Reason.SLOW_ROUNDS, comm, number, slow=True)]
+            return [Decision(DecisionKind.SLOW, self.slow.reason, comm, number, slow=True)]
         return []
 
     def _reason(self) -> Reason:

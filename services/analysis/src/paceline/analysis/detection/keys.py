@@ -1,18 +1,25 @@
-"""What is normal for each key: (communicator, function, dtype, size bucket).
+"""What is normal for each key: (communicator, function, dtype, size bucket, algorithm, protocol).
 
 Arrays of communicators x KEYS_MAX, so that one step handles all rounds of a tick. Tbase is the
 median of the smallest T of the first rounds, the usual lag and the usual wait are taken from the
 same rounds; afterwards only normal rounds move them, a little.
+
+Two rules find a slow key. One looks at single rounds: R = Tmax / Tbase beyond theta and a lag beyond
+the usual one and beyond what matters. The other sums up evidence over rounds (`slow_change`), needs
+the duration of a step to know what matters, and finds what is far below theta.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntFlag
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.analysis.detection.arrays import F32, U32, U64, Bools, Ints
+from paceline.analysis.detection.arrays import F32, U8, U32, U64, Bools, Ints
 from paceline.analysis.detection.policy import SlowPolicy
 from paceline.analysis.detection.rounds import Complete
+from paceline.analysis.detection.slow_change import ChangePolicy, Changes, identity
 
 KEYS_MAX = 12  # per communicator; real jobs use a handful of sizes
 WAITS_MAX = 16  # newest Tmax per communicator, for the learned limit
@@ -27,7 +34,40 @@ _COLUMNS: dict[str, tuple[str, int]] = {  # name -> dtype, values per key
     "seen": ("<u4", 1),
     "newest": ("<u8", 1),
     "judged_ns": ("<i8", 1),
+    "suspect": ("<i8", 1),
+    "nats": ("<f4", 1),
+    "trend": ("u1", 1),
+    "recent_ns": ("<f4", 1),
 }
+_ALL_ALIKE, _NOBODY = -1, -2
+# Lateness has half the noise of a duration in a small group, hence a smaller drift to be tolerated.
+_LATE = ChangePolicy(drift=0.65, limit=9.0, noise_min=0.05)
+_TOGETHER = ChangePolicy()
+_LAG_STEP = np.float32(0.04)
+LastRanks = Callable[[Ints], Ints]  # communicator indices -> global rank that came last
+
+
+class Trend(IntFlag):
+    """What the sum of evidence says of a key."""
+
+    NONE = 0
+    LATE = 1  # somebody comes later than usual
+    TOGETHER = 2  # nobody waits for anybody, and yet it takes longer
+    CONSTANT = 4  # one rank is late by much, and always was
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a lateness costs; one entry per communicator. `known` False: nobody declares steps."""
+
+    step_ns: float  # 0 = unknown
+    rounds_per_step: F32
+    known: Bools
+
+    def floor_ns(self, comm: Ints, share: float) -> F32:
+        """Lateness in each round of `comm` that costs `share` of a step."""
+        floor = share * self.step_ns / np.maximum(self.rounds_per_step[comm], 1)
+        return np.asarray(floor, np.float32)
 
 
 @dataclass(frozen=True)
@@ -40,6 +80,7 @@ class Judged:
     slow: Bools
     lagging: Bools  # Tmax - Tmin is far beyond the usual: somebody is late
     measured: Bools  # the key has a base line
+    trend: U8  # Trend
 
 
 class KeyTable:
@@ -64,6 +105,12 @@ class KeyTable:
         self.seen: U32 = np.zeros(shape, np.uint32)
         self.newest: U64 = np.zeros(shape, np.uint64)
         self.judged_ns: Ints = np.zeros(shape, np.int64)
+        self.suspect: Ints = np.full(shape, _NOBODY, np.int64)  # rank that came last, _ALL_ALIKE
+        self.nats: F32 = np.zeros(shape, np.float32)  # evidence for the suspect
+        self.trend: U8 = np.zeros(shape, np.uint8)
+        self.recent_ns: F32 = np.zeros(shape, np.float32)  # lateness of the newest rounds
+        self.late = Changes(shape, _LATE)
+        self.together = Changes(shape, _TOGETHER)
         self.first_min: F32 = np.zeros((*shape, rounds), np.float32)
         self.first_lag: F32 = np.zeros((*shape, rounds), np.float32)
         self.waits: F32 = np.zeros((comms, WAITS_MAX), np.float32)
@@ -73,38 +120,44 @@ class KeyTable:
         """Follow a changed list of communicators (sorted, only growing)."""
         if len(comms) == len(self.comms):
             return
-        old = {name: getattr(self, name) for name in self.names()}
+        old = self._tables()
         at = np.searchsorted(comms, self.comms)
         self._allocate(len(comms))
-        for name, values in old.items():
-            getattr(self, name)[at] = values
+        for name, table in self._tables().items():
+            table[at] = old[name]
         self.comms = comms.copy()
 
-    @staticmethod
-    def names() -> tuple[str, ...]:
-        return (*_COLUMNS, "first_min", "first_lag", "waits", "wait_at")
+    def _tables(self) -> dict[str, npt.NDArray[np.generic]]:
+        names = (*_COLUMNS, "first_min", "first_lag", "waits", "wait_at")
+        return {
+            **{name: getattr(self, name) for name in names},
+            **self.late.arrays("late_"),
+            **self.together.arrays("together_"),
+        }
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Flat arrays for a snapshot."""
-        columns = {f"key_{name}": getattr(self, name).reshape(-1) for name in self.names()}
+        columns = {f"key_{name}": table.reshape(-1) for name, table in self._tables().items()}
         return {"key_comms": self.comms, **columns}
 
     @staticmethod
     def array_dtypes() -> dict[str, np.dtype[np.generic]]:
         """dtype of each array of `arrays`."""
+        names = [f"{kind}_{name}" for kind in ("late", "together") for name in Changes.NAMES]
         single = {f"key_{name}": np.dtype(code) for name, (code, _) in _COLUMNS.items()}
-        more = {f"key_{name}": np.dtype("<f4") for name in ("first_min", "first_lag", "waits")}
+        more = {f"key_{name}": np.dtype("<f4") for name in ("first_min", "first_lag", "waits", *names)}
         return {"key_comms": np.dtype("<u8"), **single, **more, "key_wait_at": np.dtype("<i8")}
 
     def restore(self, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
         """Inverse of `arrays`; ValueError where the sizes do not fit."""
         self._allocate(len(arrays["key_comms"]))
         self.comms = arrays["key_comms"].astype(np.uint64)
-        for name in self.names():
-            column = getattr(self, name)
-            column[...] = arrays[f"key_{name}"].reshape(column.shape)
+        for name, table in self._tables().items():
+            table[...] = arrays[f"key_{name}"].reshape(table.shape)
 
-    def judge(self, rounds: Complete, now_ns: int, *, learn: bool) -> Judged:
+    def judge(
+        self, rounds: Complete, now_ns: int, weights: Weights, last_ranks: LastRanks, *, learn: bool
+    ) -> Judged:
         """Learn from complete rounds and say which are slow; `learn` False only notes the waits."""
         self._note_waits(rounds)
         key, found = self._find(rounds.comm, key_code(rounds))
@@ -113,18 +166,47 @@ class KeyTable:
         self.count[comm, key] = rounds.count[found]
         lag = t_max - t_min
         measured = self.samples[comm, key] >= self.policy.base_rounds
-        slow, lagging = self._compare(comm, key, t_min, t_max, measured)
+        slow, lagging = self._compare(comm, key, t_min, t_max, measured, weights)
         if learn:
+            lateness = rounds.late[found]
+            trend = self._sum_up(comm, key, t_min, lateness, weights)
+            last = self._last(comm, key, t_min, lateness, slow, lagging, weights, last_ranks)
+            cap = 3 * self.identity_limit
+            self.suspect[comm, key], self.nats[comm, key] = identity(
+                self.suspect[comm, key], self.nats[comm, key], last, rounds.members[found], cap
+            )
+            trend |= self._constant(comm, key, weights, trend)
+            self.trend[comm, key] = trend
+            slow |= measured & ((trend & (Trend.LATE | Trend.TOGETHER)) != 0)
             fresh = ~measured
             self._learn(comm[fresh], key[fresh], t_min[fresh], lag[fresh])
-            normal = measured & ~slow
-            self._refresh(comm[normal], key[normal], t_min[normal], lag[normal])
+            normal = measured & ~slow & (self.late.score[comm, key] < 0.5 * _LATE.limit)
+            self._refresh(comm[normal], key[normal], t_min[normal])
+            noise = measured & (~slow | (self.nats[comm, key] < 0.5 * self.policy.identity_nats))
+            self._refresh_lag(comm[noise], key[noise], lag[noise])
             bits = (self.slow_bits[comm, key] << np.uint32(1)) | slow
             self.slow_bits[comm, key] = bits & np.uint32((1 << self.policy.repeat_n) - 1)
             self.seen[comm, key] += measured.astype(np.uint32)
             self.judged_ns[comm, key] = now_ns
             self.newest[comm, key] = np.maximum(self.newest[comm, key], number)
-        return Judged(comm, key, number, slow & learn, lagging, measured)
+        return Judged(comm, key, number, slow & learn, lagging, measured, self.trend[comm, key])
+
+    @property
+    def identity_limit(self) -> float:
+        """More evidence is needed where more groups are watched: chance has more tries."""
+        return self.policy.identity_nats + float(np.log(max(len(self.comms), 1)))
+
+    def threshold(self, at: tuple[int, int]) -> float:
+        """R that a slow round of this key has: theta, or below it what the sum of evidence has found."""
+        base = max(float(self.base_ns[at]), 1.0)
+        trend = Trend(int(self.trend[at]))
+        if trend is Trend.NONE:
+            return self.policy.theta
+        series = self.together if Trend.TOGETHER in trend and Trend.LATE not in trend else self.late
+        rise = float(series.rise(_single(at))[0])
+        if trend is Trend.CONSTANT:
+            rise = float(self.late.mean[at])
+        return min(self.policy.theta, max(1 + 0.5 * rise / base, 1.01))
 
     def usual_wait_ms(self) -> Ints:
         """Median of the newest Tmax of each communicator, 0 where there is none, ms."""
@@ -159,17 +241,65 @@ class KeyTable:
         self.code[comm[found], key[found]] = code[found]
         return key[found], found
 
-    def _compare(self, comm: Ints, key: Ints, t_min: F32, t_max: F32, measured: Bools) -> tuple[Bools, Bools]:
+    def _compare(
+        self, comm: Ints, key: Ints, t_min: F32, t_max: F32, measured: Bools, weights: Weights
+    ) -> tuple[Bools, Bools]:
         """Slow: R beyond theta, by time that matters, and beyond what was usual from the start."""
         policy = self.policy
         base = np.maximum(self.base_ns[comm, key], 1.0)
-        floor_ns = policy.lag_floor_ms * 1e6
+        blind = max(policy.blind_lag_floor_ms, policy.lag_floor_ms) * 1e6
+        weighed = max(policy.strong_cost_share * weights.step_ns, policy.lag_floor_ms * 1e6)
+        floor_ns = np.where(weights.known[comm], weighed, blind)
         self.ratio[comm, key] = np.where(measured, t_max / base, 0)
         beyond = measured & (t_max >= policy.theta * base)
         lag_limit = np.maximum(policy.usual_lag_factor * self.lag_ns[comm, key], floor_ns)
         lagging = beyond & (t_max - t_min >= lag_limit)
         everybody = beyond & (t_min >= policy.theta * base) & (t_min - base >= floor_ns)
         return lagging | everybody, lagging
+
+    def _sum_up(self, comm: Ints, key: Ints, t_min: F32, lateness: F32, weights: Weights) -> U8:
+        """Trend of each key by the sums of evidence."""
+        extra = float(np.log(max(len(self.comms), 1)))
+        at = (comm, key)
+        floor_ns = np.maximum(
+            weights.floor_ns(comm, self.policy.cost_share), np.float32(self.policy.lag_floor_ms * 1e6)
+        )
+        self.recent_ns[at] += np.float32(0.1) * (lateness - self.recent_ns[at])
+        late = self.late.observe(at, lateness, floor_ns, extra=extra)
+        together = self.together.observe(at, t_min, floor_ns, extra=extra)
+        trend = np.where(late, int(Trend.LATE), 0) | np.where(together, int(Trend.TOGETHER), 0)
+        return np.where(weights.known[comm], trend, 0).astype(np.uint8)
+
+    def _last(
+        self,
+        comm: Ints,
+        key: Ints,
+        t_min: F32,
+        lateness: F32,
+        slow: Bools,
+        lagging: Bools,
+        weights: Weights,
+        last_ranks: LastRanks,
+    ) -> Ints:
+        """Who came last in each round, _ALL_ALIKE or _NOBODY: only a lateness that matters counts."""
+        matters = np.maximum(
+            weights.floor_ns(comm, 0.5 * self.policy.cost_share), np.float32(self.policy.lag_floor_ms * 1e6)
+        )
+        together = (slow & ~lagging) | (self.together.score[comm, key] >= _TOGETHER.limit)
+        together &= t_min - self.base_ns[comm, key] > lateness
+        somebody = (lagging | (weights.known[comm] & (lateness >= matters))) & ~together
+        last = np.where(together, _ALL_ALIKE, _NOBODY).astype(np.int64)
+        if somebody.any():
+            last[somebody] = last_ranks(comm[somebody])
+        return last
+
+    def _constant(self, comm: Ints, key: Ints, weights: Weights, trend: U8) -> U8:
+        """Late as ever, by far too much: history cannot tell, the other members can."""
+        floor_ns = weights.floor_ns(comm, self.policy.constant_cost_share)
+        is_constant = weights.known[comm] & (trend == 0) & (self.suspect[comm, key] >= 0)
+        is_constant &= self.nats[comm, key] >= 2 * self.identity_limit
+        is_constant &= self.late.mean[comm, key] >= np.maximum(floor_ns, self.policy.blind_lag_floor_ms * 1e6)
+        return np.where(is_constant, int(Trend.CONSTANT), 0).astype(np.uint8)
 
     def _learn(self, comm: Ints, key: Ints, t_min: F32, lag: F32) -> None:
         at = self.samples[comm, key].astype(np.int64)
@@ -182,18 +312,44 @@ class KeyTable:
             self.lag_ns[comm, key] = np.quantile(self.first_lag[comm, key], 0.9, axis=1)
             self.first_min[comm, key] = self.first_lag[comm, key] = 0  # snapshots compress better
 
-    def _refresh(self, comm: Ints, key: Ints, t_min: F32, lag: F32) -> None:
+    def _refresh(self, comm: Ints, key: Ints, t_min: F32) -> None:
         weight = np.float32(self.policy.refresh_weight)
         self.base_ns[comm, key] += weight * (t_min - self.base_ns[comm, key])
-        self.lag_ns[comm, key] += weight * (lag - self.lag_ns[comm, key])
         self.samples[comm, key] += np.uint32(1)
+
+    def _refresh_lag(self, comm: Ints, key: Ints, lag: F32) -> None:
+        """The usual lag stays where one round in ten exceeds it, also when a host becomes noisier."""
+        held = self.lag_ns[comm, key]
+        move = np.where(lag > held, _LAG_STEP * 0.9, -_LAG_STEP * 0.1)
+        self.lag_ns[comm, key] = held + np.maximum(held, 1000) * move
+
+
+def _single(at: tuple[int, int]) -> tuple[Ints, Ints]:
+    return (np.array([at[0]], np.int64), np.array([at[1]], np.int64))
 
 
 def key_code(rounds: Complete) -> U32:
-    """Function, dtype and size bucket in one number, never 0."""
-    code: U32 = (rounds.function.astype(np.uint32) << np.uint32(16)) | bit_length(rounds.count)
-    code |= (rounds.dtype.astype(np.uint32) << np.uint32(8)) | np.uint32(1 << 24)
-    return code
+    """Function, dtype, size bucket, algorithm and protocol in one number, never 0."""
+    code: U32 = (rounds.function.astype(np.uint32) << np.uint32(12)) | bit_length(rounds.count)
+    code |= (rounds.dtype.astype(np.uint32) << np.uint32(7)) | (
+        rounds.path.astype(np.uint32) << np.uint32(20)
+    )
+    return code | np.uint32(1 << 31)
+
+
+@dataclass(frozen=True)
+class KeyParts:
+    """A key code taken apart."""
+
+    function: int
+    dtype: int
+    bucket: int
+    path: int
+
+
+def key_parts(code: int) -> KeyParts:
+    """Inverse of `key_code`."""
+    return KeyParts((code >> 12) & 0xFF, (code >> 7) & 0x1F, code & 0x7F, (code >> 20) & 0xFF)
 
 
 def bit_length(count: U64) -> U32:

@@ -37,14 +37,26 @@ class StallPolicy:
 
 @dataclass(frozen=True)
 class SlowPolicy:
-    """When a round is slow, and when slow rounds are worth a signal."""
+    """When a round is slow, and when slow rounds are worth a signal.
 
-    theta: float = 3.0  # R = Tmax / Tbase
+    Where the job declares steps, lateness is weighed by what it costs of a step. Where it does not, only
+    the ratio and the fixed floor can tell what matters.
+    """
+
+    theta: float = 3.0  # R = Tmax / Tbase; below it the warning band of keys whose steps are known
     repeat_k: int = 3  # slow rounds ...
     repeat_n: int = 5  # ... of the last so many complete kept rounds; as many normal ones end it
     base_rounds: int = 20  # Tbase = median of the first so many per-round minima
-    lag_floor_ms: float = 20.0  # Tmax - Tmin below this is scheduling noise
+    lag_floor_ms: float = 2.0  # lateness below this is scheduling noise, whatever else is known
+    blind_lag_floor_ms: float = 20.0  # the same while the duration of a step is unknown
+    cost_share: float = 0.02  # lateness that costs less of a step is not worth a word
+    strong_cost_share: float = 0.1  # ... and to be judged by single rounds it has to cost this
+    rotating_cost_share: float = 0.1  # stragglers in turn: mean lateness of a round
+    constant_cost_share: float = 0.25  # late from the first round on: peers are the base, not history
+    constant_s: float = 60.0  # ... for so long
     usual_lag_factor: float = 2.0  # ... and so is a lag below this many times the usual one
+    identity_nats: float = 9.0  # evidence that it is always the same rank: odds of 8,000 to 1
+    step_rise_min: float = 0.015  # of the duration of a step
     persist_s: float = 10.0  # first slow round to signal
     refresh_weight: float = 0.05  # a normal round moves Tbase by so much of the difference
     idle_clear_s: float = 120.0  # no complete round of the key for so long ends it too

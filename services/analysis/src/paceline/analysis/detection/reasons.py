@@ -25,6 +25,7 @@ class Reason(IntEnum):
     ATTEMPT_REPLACED = 16  # a newer attempt of the same job reports
     OTHER_SHARD = 17  # another shard suspects the job
     SILENT = 18  # nothing heard of the job for very long; nobody knows how it ended
+    SLOW_STEPS = 20  # steps take longer than usual, whatever makes them
 
 
 class Gate(IntEnum):

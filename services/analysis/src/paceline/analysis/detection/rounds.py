@@ -22,6 +22,7 @@ from paceline.analysis.detection.arrays import (
     Rows,
     group_max,
     group_min,
+    group_sum,
 )
 from paceline.analysis.detection.members import Members
 from paceline.contracts.codes import OpKind, OpState
@@ -42,9 +43,12 @@ class Complete:
     number: U64
     t_min: F32
     t_max: F32
+    late: F32  # how much the one with the smallest T came after the mean of the others
+    members: Ints
     function: U8
     dtype: U8
     reduce_op: U8
+    path: U8  # algorithm and protocol
     count: U64
 
 
@@ -69,6 +73,7 @@ class RoundWindow:
         self.function: U8 = np.zeros((cells, comms), np.uint8)
         self.dtype: U8 = np.zeros((cells, comms), np.uint8)
         self.reduce_op: U8 = np.zeros((cells, comms), np.uint8)
+        self.path: U8 = np.zeros((cells, comms), np.uint8)
         self._since_ns: Ints = np.zeros((cells, comms), np.int64)
         self._judged: Bools = np.ones((cells, comms), np.bool_)
         self._touched: Bools = np.zeros(cells, np.bool_)
@@ -117,7 +122,7 @@ class RoundWindow:
         cells = np.unique(flat)
         number[flat] = rows["round"]
         self.count.reshape(-1)[flat] = rows["count"]
-        for name in ("function", "dtype", "reduce_op"):
+        for name in ("function", "dtype", "reduce_op", "path"):
             getattr(self, name).reshape(-1)[flat] = rows[name]
         self._since_ns.reshape(-1)[cells] = now_ns
         self._judged.reshape(-1)[cells] = False
@@ -147,14 +152,32 @@ class RoundWindow:
                 continue
             self._judged[cell, ready] = True
             t_max = group_max(self.duration[cell], members.starts)
+            sums = group_sum(self.duration[cell], members.starts)
+            sizes = np.diff(members.starts)[ready]
+            others = np.maximum(sizes - 1, 1)
             yield Complete(
                 cell=int(cell),
                 comm=ready,
                 number=self.number[cell, ready],
                 t_min=t_min[ready],
                 t_max=t_max[ready],
+                late=((sums[ready] - sizes * t_min[ready].astype(np.float64)) / others).astype(np.float32),
+                members=sizes,
                 function=self.function[cell, ready],
                 dtype=self.dtype[cell, ready],
                 reduce_op=self.reduce_op[cell, ready],
+                path=self.path[cell, ready],
                 count=self.count[cell, ready],
             )
+
+    def last_ranks(self, cell: int, comms: Ints, members: Members) -> Ints:
+        """Global rank with the smallest T in `cell` of each communicator of `comms`: it came last."""
+        starts, ends = members.starts[comms], members.starts[comms + 1]
+        sizes = ends - starts
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - starts, sizes)
+        values = self.duration[cell, place]
+        lowest = np.flatnonzero(values == np.repeat(group_min(values, offsets), sizes))
+        first = lowest[np.searchsorted(lowest, offsets[:-1])]
+        ranks: Ints = members.rank[place[first]].astype(np.int64)
+        return ranks
