@@ -11,7 +11,6 @@ int64_t make_ticket(uint32_t slot, uint32_t node, uint64_t generation) {
   return static_cast<int64_t>(slot | node << 6 | (generation & kGenerationMask) << 16);
 }
 
-uint32_t ticket_slot(int64_t ticket) { return static_cast<uint32_t>(ticket) & 63u; }
 uint32_t ticket_node(int64_t ticket) { return static_cast<uint32_t>(ticket >> 6) & 0x3ffu; }
 uint64_t ticket_generation(int64_t ticket) { return static_cast<uint64_t>(ticket) >> 16; }
 
@@ -19,18 +18,11 @@ bool is_pair(uint8_t function) {
   return function >= PACELINE_FUNCTION_SEND && function <= PACELINE_FUNCTION_RECV_ANY;
 }
 
-Node* open_node(Communicator* communicator, int64_t ticket) {
-  uint32_t index = ticket_node(ticket);
-  if (index >= PACELINE_OPEN_OPS_MAX) return nullptr;
-  Node& node = communicator->nodes[index];
-  bool same = (node.generation & kGenerationMask) == ticket_generation(ticket);
-  return node.open && same ? &node : nullptr;
-}
-
 void show_head(paceline_page_v1* page, Communicator* communicator) {
   Frame& frame = page->frame(communicator->slot);
   uint16_t head = communicator->lists[0].head;
-  const Node* node = head == kNone ? nullptr : &communicator->nodes[head];
+  Node* node = head == kNone ? nullptr : &communicator->nodes[head];
+  if (node != nullptr) node->before = traffic_of(frame);  // what waited behind others starts now
   put(frame.head_round, node ? node->entry.round : 0);
   put(frame.head_signature, node ? node->entry.signature : 0);
   put(frame.head_entered_ns, node ? node->entry.entered_ns : 0);
@@ -107,6 +99,7 @@ void track(paceline_page_v1* page, Communicator* communicator, uint16_t index, c
   node.entry = entry;
   node.bytes = bytes;
   node.step = static_cast<uint32_t>(get(page->process().step));
+  node.before = traffic_of(page->frame(communicator->slot));
   node.list = kNone;
   node.returned = false;
   bool placed = true;
@@ -137,6 +130,11 @@ RoundTimes times_of(paceline_page_v1* page, Communicator* communicator, const No
   times.step = node.step;
   const Round& entry = node.entry;
   if (entry.kind == PACELINE_OP_KIND_COLLECTIVE) {
+    Traffic now = traffic_of(page->frame(communicator->slot));
+    times.send_count = node.before.send_count;
+    times.recv_count = node.before.recv_count;
+    times.send_wait_ns = now.send_wait_ns - node.before.send_wait_ns;
+    times.recv_wait_ns = now.recv_wait_ns - node.before.recv_wait_ns;
     uint64_t previous_ns = communicator->completed_ns;
     times.started_ns = entry.entered_ns > previous_ns ? entry.entered_ns : previous_ns;
     if (entry.completed_ns < times.started_ns) times.started_ns = entry.completed_ns;
@@ -177,6 +175,17 @@ void complete_tracked(paceline_page_v1* page, Communicator* communicator, Node* 
 }
 
 }  // namespace
+
+uint32_t ticket_slot(int64_t ticket) { return static_cast<uint32_t>(ticket) & 63u; }
+
+Node* open_node(Communicator* communicator, int64_t ticket) {
+  uint32_t index = ticket_node(ticket);
+  if (index >= PACELINE_OPEN_OPS_MAX) return nullptr;
+  Node& node = communicator->nodes[index];
+  bool same = (node.generation & kGenerationMask) == ticket_generation(ticket);
+  return node.open && same ? &node : nullptr;
+}
+
 }  // namespace paceline
 
 using namespace paceline;

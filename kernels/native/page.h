@@ -29,12 +29,20 @@ static_assert(PACELINE_PEERS_IN_DETAIL + sizeof(Peer) * PACELINE_PEERS_MAX <= PA
               "a detail block holds its peers");
 static_assert(PACELINE_FRAME_STRIDE % 64 == 0 && PACELINE_DETAIL_STRIDE % 64 == 0, "cache lines");
 
+constexpr uint32_t kPeerSlots = 4;
+
+// Counters of a frame when an operation started; what the operation itself did is the difference.
+struct Traffic {
+  uint64_t send_count, recv_count, send_wait_ns, recv_wait_ns;
+};
+
 // One operation in flight, in the list of its head of line: all collectives, or one direction of one peer.
 struct Node {
   Round entry;
   uint64_t bytes;
   uint64_t generation;  // grows when the node is taken; a ticket of an earlier use is stale
   uint64_t pair_seq;
+  Traffic before;
   uint32_t step;
   uint16_t previous, next;
   uint16_t list;                  // 0 collectives, 1 + 2 * peer row + direction, kNone
@@ -122,6 +130,13 @@ uint32_t thread_id();       // of the kernel, cached per thread
 void forget_thread_id();    // in a forked child
 int start_heart(paceline_page_v1* page);
 void stop_heart(paceline_page_v1* page);
+
+// Counts and waits (progress.cc). The same locks are held.
+Traffic traffic_of(const Frame& frame);
+
+// Tickets (operations.cc). The communicator's mutex is held; nullptr where the ticket is not open.
+uint32_t ticket_slot(int64_t ticket);
+Node* open_node(Communicator* communicator, int64_t ticket);
 
 // The communicator of an open or closing slot, nullptr (counted) where there is none.
 Communicator* find_communicator(paceline_page_v1* page, int64_t slot);

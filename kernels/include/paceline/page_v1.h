@@ -45,6 +45,21 @@ typedef struct paceline_operation_v1 {
   uint8_t reduce_op;
 } paceline_operation_v1;
 
+/* What one directed edge did since the last call; all numbers are increments. A slice is what the
+   algorithm hands over at once. */
+typedef struct paceline_advance_v1 {
+  int32_t peer;      /* rank of the communicator */
+  uint8_t direction; /* 0 send, 1 receive */
+  uint8_t group;     /* channel group: 0 ring, 1 first tree, 2 second tree */
+  uint8_t channel;   /* below PACELINE_CHANNELS_MAX */
+  uint8_t peer_slot; /* ring: 0; tree: 0 up, 1 to 3 down */
+  uint32_t posted;   /* slices handed over, or asked for */
+  uint32_t count;    /* slices delivered to the peer's host, or received whole */
+  uint64_t bytes;    /* of these */
+  uint64_t wait_ns;  /* waited for this peer after the pipeline had filled */
+  uint8_t state;     /* of this direction of the channel: 0 idle, 1 moving, 2 waits for the peer */
+} paceline_advance_v1;
+
 /* splitmix64's finalizer (Steele, Lea, Flood 2014); which rounds are kept depends on it. */
 static inline uint64_t paceline_mix64_v1(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -90,6 +105,13 @@ int64_t paceline_enter_v1(paceline_page_v1* page, int slot, const paceline_opera
 void paceline_returned_v1(paceline_page_v1* page, int64_t ticket);
 /* A ticket that is not open (completed twice, made up) changes nothing and counts as an error. */
 void paceline_complete_v1(paceline_page_v1* page, int64_t ticket, int failed);
+
+/* For sources that see inside an operation. `describe` says how it is carried out (PACELINE_ALGORITHM_*,
+   PACELINE_PROTOCOL_*, channels in use), `progress` counts what moved on one edge. An edge beyond the
+   PACELINE_EDGES_MAX rows still counts in the frame, and as an error. */
+void paceline_describe_v1(paceline_page_v1* page, int64_t ticket, uint8_t algorithm, uint8_t protocol,
+                          uint8_t channels);
+void paceline_progress_v1(paceline_page_v1* page, int slot, const paceline_advance_v1* advance);
 
 #ifdef __cplusplus
 }

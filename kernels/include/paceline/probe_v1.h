@@ -303,8 +303,8 @@ typedef struct paceline_frame_v1 {
   uint64_t send_bytes; /* 232 */
   uint64_t recv_count; /* 240: RecvCount, in slices */
   uint64_t recv_bytes; /* 248 */
-  uint64_t send_posted; /* 256: p2p sends posted */
-  uint64_t recv_posted; /* 264: p2p receives posted */
+  uint64_t send_posted; /* 256: sends posted: p2p, and slices of collectives */
+  uint64_t recv_posted; /* 264: receives posted: p2p, and slices of collectives */
   uint64_t kernels_started; /* 272 */
   uint64_t kernels_done; /* 280 */
   uint64_t proxies_open; /* 288 */
