@@ -6,6 +6,7 @@ import pytest
 
 from paceline.contracts.registry import CommunicatorRecord, JobRecord, JobState, NodeRecord, RankRecord
 from paceline.contracts.schemas import ContractError
+from paceline.incidents import registry
 from paceline.incidents.registry import (
     JobNews,
     KnownJob,
@@ -97,6 +98,17 @@ def test_numbers_that_no_table_holds_are_refused(changes: dict[str, object], wor
     row = replace(RankRecord(0, 0, 1, 1), **changes)  # type: ignore[arg-type]
     with pytest.raises(ContractError, match=words):
         check_node(NodeRecord("llama", "a1", "n0", "ag", (row,)))
+
+
+def test_ranks_of_a_communicator_are_counted_without_expanding_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def expand(*_: object) -> list[int]:
+        raise AssertionError("a record of eight bytes may name a million ranks")
+
+    monkeypatch.setattr(registry, "parse_ranks", expand, raising=False)
+    record = CommunicatorRecord("j", "a1", "0" * 15 + "1", "c", "0-999998,999999", 0, 0, "gloo")
+    assert check_communicator(record) == 1_000_000
+    with pytest.raises(ContractError, match="ranks below 1000000"):
+        check_communicator(replace(record, ranks="1000000"))
 
 
 def test_a_rank_out_of_range_is_refused() -> None:

@@ -20,8 +20,9 @@ from paceline.analysis.evidence import (
     JobEvidence,
     Mask,
 )
+from paceline.analysis.health_bound import bounded_health
 from paceline.contracts.batch import ROW_DTYPES, Batch, RowKind, Rows
-from paceline.contracts.ids import parse_communicator, parse_ranks
+from paceline.contracts.ids import parse_communicator, rank_spans
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
 
 
@@ -100,7 +101,7 @@ def build_evidence(
         rounds=newest(tables[RowKind.ROUND], ("comm", "rank", "round", "issue")),
         edges=newest(tables[RowKind.EDGE], ("comm", "rank", "peer", "group", "direction")),
         baselines=newest(tables[RowKind.BASELINE], ("comm", "function", "dtype", "bucket")),
-        health=tuple(_relevant(health, name, run))[-HEALTH_MAX:],
+        health=bounded_health(list(_relevant(health, name, run)), HEALTH_MAX),
         ignored_rows=ignored + strangers,
         comm_rings=tuple(comm.ring for comm in ordered),
         comm_trees=tuple(comm.tree for comm in ordered),
@@ -150,13 +151,18 @@ def _communicators(
     for record in records[:COMMUNICATORS_MAX]:
         try:
             comm = parse_communicator(record.communicator)
-            ranks = parse_ranks(record.ranks, RANKS_MAX)
+            spans = rank_spans(record.ranks, RANKS_MAX)
         except ValueError:
             continue
-        members += len(ranks)
+        if not 0 < comm < 1 << 64:
+            continue
+        size = sum(map(len, spans))
         if record.closed:
             closed.add(comm)
-        elif 0 < comm < 1 << 64 and ranks and max(ranks) < world and members <= MEMBERS_MAX:
+        elif spans and max(span[-1] for span in spans) < world and members + size <= MEMBERS_MAX:
+            # Only here the ranks are expanded: a record of eight bytes may name a million of them.
+            members += size
+            ranks = [rank for span in spans for rank in span]
             found[comm] = _Communicator(
                 record.name, record.kind, record.backend, ranks, False, record.ring, record.tree
             )
@@ -232,5 +238,6 @@ def _bounded(value: int) -> int:
 def _relevant(health: Iterable[HealthEvent], job: str, attempt: str) -> Iterable[HealthEvent]:
     """Events of this attempt, and of nodes as such."""
     for event in health:
-        if event.job in ("", job) and event.attempt in ("", attempt):
+        odd = event.exit_code is not None and abs(event.exit_code) >= 1 << 31
+        if event.job in ("", job) and event.attempt in ("", attempt) and not odd:
             yield event

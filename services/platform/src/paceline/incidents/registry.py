@@ -8,7 +8,7 @@ from enum import Enum
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from paceline.contracts.events import EventType, IncidentStatus
-from paceline.contracts.ids import derived_id, format_ranks, parse_communicator, parse_ranks
+from paceline.contracts.ids import derived_id, format_ranks, parse_communicator, rank_spans
 from paceline.contracts.registry import CommunicatorRecord, CoordinateSource, JobRecord, JobState, NodeRecord
 from paceline.contracts.schemas import ContractError
 from paceline.store.actors import system
@@ -110,15 +110,15 @@ def check_communicator(record: CommunicatorRecord) -> int:
     _check_text("CommunicatorRecord", job=record.job, attempt=record.attempt, name=record.name)
     try:
         parse_communicator(record.communicator)
-        ranks = parse_ranks(record.ranks, RANKS_MAX)
+        spans = rank_spans(record.ranks, RANKS_MAX)
     except ValueError as error:
         raise ContractError(f"CommunicatorRecord: {error}") from None
-    if len(record.communicator) != 16 or any(not 0 <= rank < RANKS_MAX for rank in ranks):
+    if len(record.communicator) != 16 or any(span[-1] >= RANKS_MAX for span in spans):
         raise ContractError(
             f"CommunicatorRecord: communicator is {record.communicator[:40]!r} with ranks "
             f"{record.ranks[:80]!r}, expected 16 hex digits and ranks below {RANKS_MAX}"
         )
-    return len(ranks)
+    return sum(map(len, spans))
 
 
 def _check_text(kind: str, **fields: str) -> None:

@@ -88,7 +88,9 @@ class LocalizerCore:
             self.memory.note_node(event)
             return
         memory = self.memory.attempt(event.job, event.attempt)
-        if not memory.note_health(event, self.memory.bounds) or event.kind not in _TRIGGERS:
+        noted = memory.health.note(event, self.memory.bounds.health_max)
+        self.memory.dropped["health"] += noted.loses
+        if not noted.is_kept or event.kind not in _TRIGGERS:
             return
         if event.kind is HealthKind.PROCESS_EXIT and event.exit_code == 0:
             return

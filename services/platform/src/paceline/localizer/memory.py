@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from paceline.analysis import JobEvidence, build_evidence
 from paceline.contracts.batch import Batch, BatchKind
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
+from paceline.localizer.health_log import HealthLog
 
 Registry = JobRecord | NodeRecord | CommunicatorRecord
 
@@ -62,7 +63,7 @@ class AttemptMemory:
     record: JobRecord | None = None
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     communicators: dict[str, CommunicatorRecord] = field(default_factory=dict)
-    health: "deque[HealthEvent]" = field(default_factory=deque)
+    health: HealthLog = field(default_factory=HealthLog)
     shards: dict[int, ShardSignals] = field(default_factory=dict)
 
     def note(self, record: Registry, bounds: MemoryBounds) -> bool:
@@ -79,15 +80,6 @@ class AttemptMemory:
         if not known and len(self.communicators) >= bounds.communicators_max:
             return False
         self.communicators[record.communicator] = record
-        return True
-
-    def note_health(self, event: HealthEvent, bounds: MemoryBounds) -> bool:
-        """Keep an event; False for one that is known already."""
-        if any(event.id == known.id for known in self.health):
-            return False
-        if len(self.health) >= bounds.health_max:
-            self.health.popleft()
-        self.health.append(event)
         return True
 
     def evidence(self, *, slow: bool, node_health: Iterable[HealthEvent] = ()) -> JobEvidence:
