@@ -186,6 +186,8 @@ PyObject* beat(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* count_error(PyObject* self, PyObject*) { return none_with_error(self); }
+
 PyObject* finish(PyObject* self, PyObject*) {
   paceline_page_finish_v1(page_of(self));
   Py_RETURN_NONE;
@@ -224,6 +226,7 @@ PyMethodDef methods[] = {
     fast_method("set_step", set_step),
     fast_method("add_paced", add_paced),
     {"beat", beat, METH_NOARGS, nullptr},
+    {"count_error", count_error, METH_NOARGS, nullptr},
     {"finish", finish, METH_NOARGS, nullptr},
     {"close", close_page, METH_NOARGS, nullptr},
     {"read_control", read_control, METH_NOARGS, nullptr},

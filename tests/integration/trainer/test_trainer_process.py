@@ -282,23 +282,72 @@ def test_more_groups_than_the_page_holds(install: Install, dist: Any) -> None:
     assert int(snapshot.process["communicators_dropped"]) == 3
 
 
-def test_waits_outside_collectives_are_marked(install: Install, dist: Any) -> None:
+def watch_waits(state: Any, store: Any, shown: Callable[[Any], bool], seen: list[tuple[int, bytes]]) -> None:
+    """Note the first header that `shown` accepts, then set the key the other thread waits for."""
+    deadline = time.monotonic() + 10
+    while not seen and time.monotonic() < deadline:
+        header = read(state).process
+        if shown(header):
+            seen.append((int(header["host_wait"]), bytes(header["host_wait_name"])))
+    store.set("later", "1")
+
+
+def test_waits_of_the_training_thread_outside_collectives_are_marked(install: Install, dist: Any) -> None:
     state = install()
     seen: list[tuple[int, bytes]] = []
-
     store = dist.HashStore()
     make_world(dist)
     assert read(state).process["host_wait"] == HostWait.NONE
     store.set("ready", "1")
-    thread = threading.Thread(target=lambda: store.get("later"), daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 10
-    while not seen and time.monotonic() < deadline:
-        header = read(state).process
-        if header["host_wait"]:
-            seen.append((int(header["host_wait"]), bytes(header["host_wait_name"])))
-    store.set("later", "1")
-    thread.join(10)
+    watcher = threading.Thread(
+        target=watch_waits, args=(state, store, lambda header: bool(header["host_wait"]), seen), daemon=True
+    )
+    watcher.start()
+    assert store.get("later") == b"1"
+    watcher.join(10)
     assert seen == [(HostWait.STORE, b"later")]
     assert store.get("ready") == b"1"
     assert read(state).process["host_wait"] == HostWait.NONE
+
+
+def test_a_wait_of_another_thread_is_not_that_of_the_rank(install: Install, dist: Any) -> None:
+    state = install()
+    store = dist.HashStore()
+    make_world(dist)
+    asked = threading.Event()
+
+    def wait_in_background() -> None:
+        asked.set()
+        store.get("later")
+
+    thread = threading.Thread(target=wait_in_background, daemon=True)
+    thread.start()
+    assert asked.wait(10)
+    seen: list[tuple[int, bytes]] = []
+    until_told = time.monotonic() + 0.3
+    watch_waits(state, store, lambda header: bool(header["host_wait"]) or time.monotonic() > until_told, seen)
+    thread.join(10)
+    assert seen == [(HostWait.NONE, b"")]
+
+
+def test_a_handle_that_is_dropped_holds_nobody_up(install: Install, dist: Any) -> None:
+    import torch
+
+    state = install()
+    world = make_world(dist)
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    work = world.allreduce([torch.ones(3)], options)
+    inner = work.paceline_inner  # keeps the operation itself alive, only the handle is dropped
+    assert int(read(state).frames[0]["open_ops"]) == 1
+    del work
+    assert int(read(state).frames[0]["open_ops"]) == 0
+    inner.wait()
+
+
+@pytest.mark.parametrize("number", ["7", 7.5, object()])
+def test_a_step_that_is_no_number_raises_nothing(install: Install, dist: Any, number: Any) -> None:
+    state = install()
+    make_world(dist)
+    step(number)
+    assert read(state).process["step"] == 1

@@ -71,6 +71,9 @@ class PageDouble:
     def set_host_wait(self, kind: int, name: str, rank: int) -> None:
         self._note("set_host_wait", kind, name, rank)
 
+    def count_error(self) -> None:
+        self._note("count_error")
+
     def beat(self) -> None:
         return None
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from paceline.contracts.agent_socket import CommunicatorClosed, CommunicatorOpened, Goodbye, Hello, Message
-from paceline.contracts.codes import Phase
+from paceline.contracts.codes import FrameFlag, Phase
 from paceline.contracts.ids import communicator_id, format_communicator
 from paceline.trainer.identity import Surroundings
 from paceline.trainer.session import Group, Session
@@ -188,3 +188,14 @@ def test_that_wait_is_bounded(make: Make) -> None:
 def test_no_wait_without_operations(make: Make) -> None:
     session, _ = make()
     assert session.await_followed(10.0, lambda seconds: pytest.fail("paused"))
+
+
+def test_a_hook_that_goes_off_says_so_in_every_open_frame(make: Make, page: Any) -> None:
+    session, _ = make()
+    closed = session.open_group(WORLD)
+    open_group = session.open_group(TENSOR)
+    session.close_group(closed)
+    session.guard.trip("enter", ValueError("an unknown tensor"))
+    assert ("count_error",) in page.calls
+    flags = [call for call in page.calls if call[0] == "add_flags"]
+    assert flags == [("add_flags", open_group.slot, int(FrameFlag.DROPPED))]

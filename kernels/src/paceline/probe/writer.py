@@ -36,7 +36,7 @@ class Page(_native.Page):
       numbers of `progress` are increments (see paceline_advance_v1).
     - `set_phase(phase, name)`, `set_step(step)`, `set_host_wait(kind, name, rank)` (kind NONE ends it),
       `add_paced(ns)`, `beat()` (the Python heartbeat), `set_identity(...)`, `add_flags(slot, flags)`,
-      `finish()` (orderly end), `close()` (stops the native heartbeat; later calls are ignored).
+      `count_error()` (the hook's own errors), `finish()` (orderly end), `close()` (stops the native heartbeat; later calls are ignored).
     - `read_control()`: (detail, pace_ns, pace_expires_ns, generation) as the agent wrote them; pacing
       counts only until `pace_expires_ns` of CLOCK_MONOTONIC.
     """

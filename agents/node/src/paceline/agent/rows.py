@@ -179,7 +179,8 @@ def _process_row(view: PageView, facts: Facts, now_ns: int) -> Rows:
     row["communicators"] = len(view.frames)
     row["finished"] = 1 if page["finished"] else 0
     row["flags"] = FrameFlag.PARTIAL if view.partial else 0
-    row["dropped"] = min(int(page["communicators_dropped"]) + int(page["operations_dropped"]), U32_MAX)
+    unrecorded = sum(int(page[name]) for name in ("communicators_dropped", "operations_dropped", "errors"))
+    row["dropped"] = min(unrecorded, U32_MAX)
     row["waited_ms"] = _waited_ns(view) // NS_PER_MS & U32_MAX
     return row
 

@@ -33,7 +33,7 @@ class Guard:
             try:
                 self._count()
             except Exception as count_error:
-                log.debug("could not count the error in the page: %r", count_error)
+                log.debug("could not tell the page of the error: %r", count_error)
 
     def attempt(self, where: str, action: Callable[[], object]) -> None:
         """Run `action` unless off; an error trips the guard and goes no further."""

@@ -46,6 +46,7 @@ class Hook:
         self._adapter: Adapter | None = None
         self._lock = threading.Lock()
         self._swapped = 0
+        self._trains = threading.main_thread().ident  # the thread whose waits are those of the rank
         self._waits: list[tuple[HostWait, str]] = []
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # holder, name, original, replacement
         self._open: list[tuple[weakref.ref[Any], OpenGroup]] = []
@@ -104,6 +105,7 @@ class Hook:
 
     def _around_init(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         method = keywords.get("init_method") or (arguments[1] if len(arguments) > 1 else None) or ""
+        self._trains = threading.get_ident()
         self.guard.attempt("open", lambda: self._begin(str(method)))
         with self._waiting(HostWait.BOOTSTRAP, "init_process_group"):
             result = original(*arguments, **keywords)
@@ -124,7 +126,7 @@ class Hook:
     @contextmanager
     def _waiting(self, kind: HostWait, name: str) -> Iterator[None]:
         session = self.session
-        if session is None or self.guard.off:
+        if session is None or self.guard.off or threading.get_ident() != self._trains:
             yield
             return
         entry = (kind, name)

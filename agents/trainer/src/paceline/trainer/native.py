@@ -52,7 +52,10 @@ class NativeHooks:
         tickets: dict[int, int] = {}
 
         def before(call: Any) -> None:
-            if watch.guard.off or len(tickets) >= IN_FLIGHT_MAX:
+            if watch.guard.off:
+                return
+            if len(tickets) >= IN_FLIGHT_MAX:
+                watch.count_unseen()
                 return
             try:
                 description = self._describe(call)

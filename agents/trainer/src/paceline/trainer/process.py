@@ -120,7 +120,7 @@ class Process:
     def step(self, number: int | None) -> None:
         """The script ends a step itself; from now on optimizers are not counted."""
         self._declares_steps = True
-        if number is not None:
+        if isinstance(number, int):  # whatever else a script passes counts as the next step
             self.steps = number - 1
         self._count_step()
 

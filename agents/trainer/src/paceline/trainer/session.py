@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.contracts.agent_socket import CommunicatorClosed, CommunicatorOpened, Goodbye, Hello
-from paceline.contracts.codes import HostWait, Phase, Source
+from paceline.contracts.codes import FrameFlag, HostWait, Phase, Source
 from paceline.contracts.ids import communicator_id, format_communicator, format_ranks
 from paceline.trainer import identity, surroundings
 from paceline.trainer.coordinates import Membership, group_kind, mesh_coordinates
@@ -61,11 +61,12 @@ class Session:
         torch_version: str = "",
     ) -> None:
         self.settings = settings
-        self.guard = Guard()
+        self.guard = Guard(self._tell_off)
         self.followed = Followed()
         self._environment = environment
         self._lock = threading.RLock()
         self._instances: dict[int, int] = {}
+        self._slots: set[int] = set()
         self._memberships: list[Membership] = []
         ranks = identity.read_ranks(environment)
         job = identity.job_identity(environment, around, settings.job_id)
@@ -110,6 +111,12 @@ class Session:
             log.warning("paceline has no agent (%s); the job runs unobserved", error)
             return NoLink()
 
+    def _tell_off(self) -> None:
+        """The hook is off from now on: no number of a frame may be taken for all that happened."""
+        self.page.count_error()
+        for slot in sorted(self._slots):
+            self.page.add_flags(slot, int(FrameFlag.DROPPED))
+
     def _beat(self) -> None:
         self.page.beat()
 
@@ -149,6 +156,8 @@ class Session:
             slot = self.page.open_communicator(
                 communicator, instance, group.rank, len(group.ranks), self.hello.rank, int(Source.TORCH_HOOK)
             )
+            if slot >= 0:
+                self._slots.add(slot)
             label = group.name if group.description in UNNAMED else group.description
             kind, _ = group_kind(group.description, len(group.ranks), self.hello.world_size)
             self._link.send(
@@ -176,6 +185,7 @@ class Session:
     def close_group(self, opened: OpenGroup) -> None:
         """The group was destroyed by its owner."""
         if opened.slot >= 0:
+            self._slots.discard(opened.slot)
             self.page.close_communicator(opened.slot)
         self._link.send(CommunicatorClosed(format_communicator(opened.communicator)))
 

@@ -90,6 +90,10 @@ class Watch:
             self.guard.trip("enter", error)
             return UNSEEN
 
+    def count_unseen(self) -> None:
+        """One more operation that is not recorded."""
+        self._page.count_error()
+
     def fail(self, ticket: int) -> None:
         """The call itself raised."""
         self._finish(ticket, True)

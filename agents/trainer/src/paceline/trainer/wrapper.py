@@ -136,6 +136,11 @@ def make_work_class(base: Any) -> Any:
         _report(self, False)
         return result
 
+    def __del__(self: Any) -> None:
+        # Nobody can wait for it any more, so it holds nobody up: an open operation would say it does.
+        if getattr(self, "paceline_finish", None) is not None:
+            _report(self, False)
+
     def is_completed(self: Any) -> Any:
         completed = self.paceline_inner.is_completed()
         if completed:
@@ -159,7 +164,7 @@ def make_work_class(base: Any) -> Any:
     for name in dir(base):
         if not name.startswith("__") and name != "_pybind11_conduit_v1_" and callable(getattr(base, name)):
             members[name] = _forwarded(getattr(base, name))
-    members |= {"wait": wait, "is_completed": is_completed, "get_future": get_future}
+    members |= {"wait": wait, "is_completed": is_completed, "get_future": get_future, "__del__": __del__}
     return type("ObservedWork", (base,), members)
 
 
