@@ -26,6 +26,7 @@ from paceline.contracts.layout import KEPT_LEVELS, ROUNDS_KEPT_MAX, ROUNDS_NEWES
 
 U32_MAX = 0xFFFFFFFF
 NS_PER_MS = 1_000_000
+EDGE_PERIOD_NS = 5_000_000_000  # waits per neighbour also in good times, so that a slow link has a base
 
 # Level of each slot of the round ring; 255 marks the newest rounds.
 SLOT_LEVELS = np.concatenate(
@@ -138,6 +139,9 @@ def reduce_page(
         rows[RowKind.EDGE] = _edge_rows(view, facts)
         rows[RowKind.PEER] = _peer_rows(view, facts, now_ns)
         rows[RowKind.FRAME] = view.frames[fresh].view(f"V{view.frames.dtype.itemsize}")
+    elif now_ns // EDGE_PERIOD_NS != memory.sampled_ns // EDGE_PERIOD_NS:
+        edges = _edge_rows(view, facts)
+        rows[RowKind.EDGE] = edges[edges["wait_ns"] > 0]
     rows[RowKind.ROUND] = _round_rows(view, facts, kept, now_ns)
     return Reduction(rows, RowMemory(now_ns, framed))
 

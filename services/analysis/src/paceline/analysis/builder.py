@@ -100,7 +100,10 @@ def build_evidence(
         peers=newest(tables[RowKind.PEER], ("comm", "rank", "peer")),
         rounds=newest(tables[RowKind.ROUND], ("comm", "rank", "round", "issue")),
         edges=newest(tables[RowKind.EDGE], ("comm", "rank", "peer", "group", "direction")),
-        baselines=newest(tables[RowKind.BASELINE], ("comm", "function", "dtype", "bucket")),
+        baselines=newest(
+            tables[RowKind.BASELINE], ("comm", "function", "dtype", "bucket", "algorithm", "protocol")
+        ),
+        steps=newest(tables[RowKind.STEP], ("rank",)),
         health=bounded_health(list(_relevant(health, name, run)), HEALTH_MAX),
         ignored_rows=ignored + strangers,
         comm_rings=tuple(comm.ring for comm in ordered),

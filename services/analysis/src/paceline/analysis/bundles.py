@@ -33,6 +33,7 @@ _ROW_KINDS = {
     "rounds": RowKind.ROUND,
     "edges": RowKind.EDGE,
     "baselines": RowKind.BASELINE,
+    "steps": RowKind.STEP,
 }
 _PER_RANK = ("node_of", "local_rank", "gpu")
 
@@ -199,6 +200,7 @@ def _evidence(meta: dict[str, object], tables: dict[str, Rows]) -> JobEvidence:
         rounds=tables["rounds"],
         edges=tables["edges"],
         baselines=tables["baselines"],
+        steps=tables["steps"],
         health=_health(cast(list[dict[str, object]], meta["health"])),
         ignored_rows=int(cast(int, meta["ignored_rows"])),
         comm_rings=tuple(str(comm.get("ring", "")) for comm in comms),

@@ -5,13 +5,13 @@ communicator order (`offsets` as in a CSR matrix), so that a rule is a few numpy
 number of communicators. Ranks are global and index the per-rank arrays directly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.contracts.batch import Rows
+from paceline.contracts.batch import STEP_ROW, Rows
 from paceline.contracts.ids import format_communicator
 from paceline.contracts.registry import HealthEvent
 
@@ -58,6 +58,7 @@ class JobEvidence:
     baselines: Rows
     health: tuple[HealthEvent, ...]  # in order of arrival
     ignored_rows: int = 0  # rows that contradict the registry or a bound
+    steps: Rows = field(default_factory=lambda: np.zeros(0, STEP_ROW))  # own time of each rank
     comm_rings: tuple[str, ...] = ()  # K, or empty: registry text of the ring order
     comm_trees: tuple[str, ...] = ()  # K, or empty: registry text of the parents
 

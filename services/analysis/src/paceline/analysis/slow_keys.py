@@ -1,0 +1,147 @@
+"""One slow key as measured from its kept rounds: R, P, who came last, which links starve."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.analysis.evidence import Ints, JobEvidence, Mask
+from paceline.analysis.policy import JudgePolicy
+from paceline.analysis.slow_links import Slow, Waits, find_links
+from paceline.analysis.waits import SYNCHRONISING
+from paceline.contracts.batch import Rows
+from paceline.contracts.codes import FrameFlag
+
+Times = npt.NDArray[np.float64]
+_CONSTANT = 0.5  # of today's lateness was there from the first round on
+
+
+@dataclass(frozen=True)
+class SlowKey:
+    """One slow key: communicator, function, dtype, size bucket, algorithm and protocol."""
+
+    comm: int  # index
+    row: np.void  # its baseline row
+    rounds: int  # slow rounds among the judged ones
+    judged: int
+    ratio: float  # median R of the slow rounds
+    threshold: float
+    weak: bool  # below the paper's threshold: found by the sum of evidence
+    share: float  # median P; weak keys: without the lateness that was usual
+    late: Counter[int]  # argmin T of each slow round
+    lateness_us: float  # of the one that came last, per step where rounds per step are known
+    constant: bool
+    excess: dict[int, float]  # rank -> median (T - Tbase) in ns, of the slow rounds
+    last_round: int
+    slow: Slow  # links, or the stretch that contains them
+
+    @property
+    def late_rank(self) -> int:
+        """Who comes last most often; the detector's long memory before the few rounds at hand."""
+        known = int(self.row["late_rank"]) if float(self.row["late_nats"]) > 0 else -1
+        return known if known in self.excess else self.late.most_common(1)[0][0]
+
+    def is_steady(self, rounds_min: int) -> bool:
+        """One rank comes last again and again."""
+        if self.weak or float(self.row["late_nats"]) > 0:
+            return int(self.row["late_rank"]) in self.excess
+        return self.late[self.late_rank] >= min(rounds_min, self.rounds)
+
+
+@dataclass(frozen=True)
+class _Table:
+    rounds: Ints
+    times: Times  # rounds x members
+    waits: Waits
+    ranks: Ints
+
+    def at(self, mask: Mask) -> Waits:
+        waits = self.waits
+        return Waits(waits.receive[mask], waits.send[mask], waits.receive_unseen, waits.send_unseen)
+
+
+def measure(evidence: JobEvidence, base: np.void, policy: JudgePolicy) -> SlowKey | None:
+    """The key of a baseline row, None where its rounds are not slow by the repeat rule."""
+    comm = int(evidence.index_of(np.array([base["comm"]], np.uint64))[0])
+    if comm < 0 or not int(base["t_base_ns"]) or int(base["function"]) not in SYNCHRONISING:
+        return None
+    table = _table(evidence.rounds, base, evidence.members(comm))
+    if len(table.rounds) < policy.slow_rounds_min:
+        return None
+    t_base = float(base["t_base_ns"])
+    threshold = float(base["threshold"]) or policy.slow_ratio
+    weak = threshold < policy.slow_ratio
+    if not weak:
+        table = _newest(table, policy.slow_window)
+    highest, lowest = table.times.max(axis=1), table.times.min(axis=1)
+    ratio = highest / t_base
+    is_slow = ratio >= threshold
+    if int(is_slow.sum()) < policy.slow_rounds_min:
+        return None
+    slow_times = table.times[is_slow]
+    others = max(slow_times.shape[1] - 1, 1)
+    lateness = float(np.median((slow_times.sum(axis=1) - lowest[is_slow] * slow_times.shape[1]) / others))
+    usual = float(base["usual_late_ns"])
+    share = float(np.median(((highest - lowest) / np.maximum(highest - t_base, 1.0))[is_slow]))
+    if weak:
+        late_part = max(lateness - usual, 0.0)
+        share = late_part / max(late_part + max(float(np.median(lowest[is_slow])) - t_base, 0.0), 1.0)
+    edges = evidence.edges[evidence.edges["comm"] == base["comm"]]
+    lost_us = float(np.median(highest[is_slow] - t_base)) / 1e3
+    return SlowKey(
+        comm=comm,
+        row=base,
+        rounds=int(is_slow.sum()),
+        judged=len(table.rounds),
+        ratio=float(np.median(ratio[is_slow])),
+        threshold=threshold,
+        weak=weak,
+        share=share,
+        late=Counter(int(table.ranks[at]) for at in slow_times.argmin(axis=1)),
+        lateness_us=lateness / 1e3 * max(float(base["rounds_per_step"]), 1.0),
+        constant=usual >= _CONSTANT * lateness > 0,
+        excess=dict(zip(table.ranks.tolist(), np.median(slow_times - t_base, axis=0).tolist(), strict=True)),
+        last_round=int(table.rounds[-1]),
+        slow=find_links(table.at(is_slow), table.ranks, edges, int(base["algorithm"]), lost_us),
+    )
+
+
+def _newest(table: _Table, count: int) -> _Table:
+    mask = np.zeros(len(table.rounds), np.bool_)
+    mask[-count:] = True
+    return _Table(table.rounds[mask], table.times[mask], table.at(mask), table.ranks)
+
+
+def _table(rows: Rows, base: np.void, members: Ints) -> _Table:
+    """Completed kept rounds that every reporting member has.
+
+    Members without any round are left out; rounds that a reporting member lacks as well.
+    """
+    mine = (rows["comm"] == base["comm"]) & (rows["function"] == base["function"])
+    mine &= (rows["dtype"] == base["dtype"]) & (rows["duration_ns"] > 0) & (rows["round"] > 0)
+    mine &= rows["path"] == ((int(base["algorithm"]) << 4) | int(base["protocol"]))
+    rows = rows[mine]
+    bits = np.frexp(rows["count"].astype(np.float64))[1]  # bit length, exact up to 2^53 elements
+    rows = rows[(bits == int(base["bucket"])) & np.isin(rows["rank"], members)]
+    order = members[np.isin(members, rows["rank"])]
+    numbers = np.unique(rows["round"])
+    by_rank = np.argsort(order)
+    line = np.searchsorted(numbers, rows["round"])
+    place = by_rank[np.searchsorted(order[by_rank], rows["rank"])] if len(rows) else line
+    tables = {name: np.zeros((len(numbers), len(order))) for name in ("times", "receive", "send", "hidden")}
+    for name, column in (
+        ("times", "duration_ns"), ("receive", "recv_wait_us"), ("send", "send_wait_us"),
+    ):  # fmt: skip
+        tables[name][line, place] = rows[column]
+    tables["hidden"][line, place] = (rows["flags"] & FrameFlag.COUNTS_UNOBSERVABLE) != 0
+    times = tables["times"]
+    whole = (times > 0).all(axis=1) if len(order) >= 2 else np.zeros(len(numbers), np.bool_)
+    hidden = tables["hidden"].any(axis=0)
+    waits = Waits(
+        tables["receive"][whole],
+        tables["send"][whole],
+        np.asarray(hidden & ~tables["receive"].any(axis=0), np.bool_),
+        np.asarray(hidden & ~tables["send"].any(axis=0), np.bool_),
+    )
+    return _Table(numbers[whole].astype(np.int64), times[whole], waits, order)

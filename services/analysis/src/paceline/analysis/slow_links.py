@@ -1,0 +1,156 @@
+"""Which links of a slow communicator are slow: by how long each end waits, on its own clock.
+
+Ring: the receiver of a slow link starves, its sender is blocked instead of starving, so receive waits
+rise most from the one to the other (papers.md 1.4 rule 5). Where the sender's receive wait is not
+seen (no counts inside a node), its send wait decides: a sender that is blocked while its receiver
+starves has the slow link between them. Where that is not seen either, the answer is the stretch of
+the ring between the last member that was seen to be fed and the one that starves.
+
+Tree: what a member passes on it first has to get. A receive wait counts only as far as it exceeds
+the receive waits of its sender in the same direction of flow; results that come down depend on
+everything that goes up.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.analysis.evidence import Ints, Mask
+from paceline.contracts.batch import Rows
+from paceline.contracts.codes import Algorithm
+
+Times = npt.NDArray[np.float64]
+_SAME_STEP = 0.6  # of the largest rise: another link as slow as the slowest
+_RISE_MIN = 0.2  # of what the rounds lose; less is noise of waits that are alike
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Waits of a key's slow rounds (rounds x members, us) and what each member does not see."""
+
+    receive: Times
+    send: Times
+    receive_unseen: Mask
+    send_unseen: Mask
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Links as (sender, receiver), slowest first, or the ranks of the stretch that contains them."""
+
+    links: tuple[tuple[int, int], ...] = ()
+    stretch: tuple[int, ...] = ()
+
+
+NONE = Slow()
+
+
+def find_links(waits: Waits, ranks: Ints, edges: Rows, algorithm: int, lost_us: float) -> Slow:
+    """Slow links among `ranks` (communicator order); `edges` are those of the communicator."""
+    receives = edges[edges["direction"] == 1]
+    if algorithm == Algorithm.TREE or (len(receives) and not (receives["group"] == 0).any()):
+        return _tree(receives, ranks) if len(receives) else NONE
+    return _ring(waits, ranks, _ring_sources(receives, len(ranks)), lost_us)
+
+
+def _ring_sources(receives: Rows, size: int) -> Ints:
+    """Place of the sender of each member: as the edges say, else the member before."""
+    sources = (np.arange(size, dtype=np.int64) - 1) % size
+    ring = receives[(receives["group"] == 0) & (receives["peer"] >= 0) & (receives["peer"] < size)]
+    ring = ring[ring["comm_rank"] < size]
+    places, counts = np.unique(ring["comm_rank"], return_counts=True)
+    if len(places) == size and (counts == 1).all():
+        sources[ring["comm_rank"].astype(np.int64)] = ring["peer"]
+    return sources
+
+
+def _ring(waits: Waits, ranks: Ints, sources: Ints, lost_us: float) -> Slow:
+    seen = ~waits.receive_unseen
+    if not seen.any() or not waits.receive[:, seen].any():
+        return NONE
+    rise = _rise(waits, sources)
+    middle = np.median(rise, axis=0)
+    known = ~np.isnan(middle)
+    best = float(np.nanmax(middle)) if known.any() else 0.0
+    if best < _RISE_MIN * lost_us:
+        return _stretch(waits, ranks, sources, lost_us)
+    votes = Counter(np.nanargmax(rise[:, known], axis=1).tolist())
+    first = int(np.flatnonzero(known)[votes.most_common(1)[0][0]])
+    places = [first, *(int(at) for at in np.argsort(-np.where(known, middle, -np.inf)) if at != first)]
+    alike = [at for at in places if at == first or (known[at] and middle[at] >= _SAME_STEP * best)]
+    return Slow(tuple((int(ranks[sources[at]]), int(ranks[at])) for at in alike))
+
+
+def _rise(waits: Waits, sources: Ints) -> Times:
+    """Evidence for the link into each member, NaN where it cannot be judged."""
+    blocked = np.minimum(waits.receive, waits.send[:, sources])
+    blocked[:, waits.send_unseen[sources]] = np.nan
+    rise = waits.receive - waits.receive[:, sources]
+    rise = np.where(waits.receive_unseen[sources][None, :], blocked, rise)
+    rise[:, waits.receive_unseen] = np.nan
+    return rise
+
+
+def _stretch(waits: Waits, ranks: Ints, sources: Ints, lost_us: float) -> Slow:
+    """From the last member that was seen to be fed to the one that starves most, through unseen ones."""
+    starving = np.where(waits.receive_unseen, 0.0, np.median(waits.receive, axis=0))
+    at = int(starving.argmax())
+    if starving[at] < _RISE_MIN * lost_us or not waits.receive_unseen[sources[at]]:
+        return NONE
+    places = [at]
+    while len(places) < len(ranks):
+        at = int(sources[at])
+        places.append(at)
+        if not waits.receive_unseen[at]:
+            break
+    return Slow((), tuple(sorted(int(ranks[place]) for place in places)))
+
+
+def _tree(receives: Rows, ranks: Ints) -> Slow:
+    """By wait per slice, because edges of different nodes are sampled over different times."""
+    wait: dict[tuple[int, int], float] = {}
+    for row in receives:
+        edge = (int(row["comm_rank"]), int(row["peer"]))
+        if max(edge) < len(ranks) and min(edge) >= 0:
+            value = float(row["wait_ns"]) / max(float(row["count"]), 1.0)
+            wait[edge] = max(wait.get(edge, 0.0), value)
+    parent = _parents(wait)
+    upward = {edge: value for edge, value in wait.items() if parent.get(edge[1]) == edge[0]}
+    most_upward = max(upward.values(), default=0.0)
+    rise = {}
+    for (receiver, sender), value in wait.items():
+        if (receiver, sender) in upward:
+            fed = max((v for (to, _), v in upward.items() if to == sender), default=0.0)
+        else:
+            fed = max(most_upward, wait.get((sender, parent.get(sender, -1)), 0.0))
+        rise[receiver, sender] = value - fed
+    if not rise or max(rise.values()) <= 0:
+        return NONE
+    best = max(rise.values())
+    alike = sorted((edge for edge, v in rise.items() if v >= _SAME_STEP * best), key=lambda e: -rise[e])
+    return Slow(tuple((int(ranks[sender]), int(ranks[receiver])) for receiver, sender in alike))
+
+
+def _parents(wait: dict[tuple[int, int], float]) -> dict[int, int]:
+    """Parent of each place, found by peeling leaves; the last one left is the root."""
+    neighbours: dict[int, set[int]] = {}
+    for a, b in wait:
+        neighbours.setdefault(a, set()).add(b)
+        neighbours.setdefault(b, set()).add(a)
+    left = {place: set(others) for place, others in neighbours.items()}
+    parent: dict[int, int] = {}
+    while len(left) > 1:
+        leaves = [place for place, others in left.items() if len(others) <= 1]
+        if not leaves:
+            break  # not a tree: double trees have a group each, damaged rows may be anything
+        for leaf in leaves:
+            others = left.pop(leaf)
+            if others and len(left):
+                (above,) = others
+                parent[leaf] = above
+                left[above].discard(leaf)
+            if len(left) <= 1:
+                break
+    return parent
