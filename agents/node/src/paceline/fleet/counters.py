@@ -221,7 +221,7 @@ def _ring(started: Bools, start: F64, total: Ints) -> tuple[Ints, Ints]:
     if nobody.any():
         last = start == start.max(axis=2, keepdims=True)
         missing = np.where(nobody, last, missing)
-    behind, ahead = _distance(missing, 1), _distance(missing, -1)
+    behind, ahead = distance(missing, 1), distance(missing, -1)
     sent = np.minimum(behind * SLICES, ahead * BUFFER)
     received = np.minimum(np.maximum(behind - 1, 0) * SLICES, (ahead + 1) * BUFFER)
     received = np.where(behind == 0, 0, received)
@@ -229,11 +229,11 @@ def _ring(started: Bools, start: F64, total: Ints) -> tuple[Ints, Ints]:
     return np.minimum(sent, limit), np.minimum(received, limit)
 
 
-def _distance(missing: Bools, direction: int) -> Ints:
+def distance(missing: Bools, direction: int) -> Ints:
     """Places to the nearest missing member against (1) or along (-1) the ring; 0 for itself."""
     size = missing.shape[2]
     if direction < 0:
-        return np.flip(_distance(np.flip(missing, axis=2), 1), axis=2)
+        return np.flip(distance(np.flip(missing, axis=2), 1), axis=2)
     index = np.arange(2 * size, dtype=np.int64)[None, None, :, None]
     twice = np.concatenate([missing, missing], axis=2)
     nearest = np.maximum.accumulate(np.where(twice, index, -(4 * size)), axis=2)

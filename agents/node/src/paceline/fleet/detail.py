@@ -7,11 +7,12 @@ from paceline.contracts.batch import EDGE_ROW, FRAME_ROW, Rows
 from paceline.contracts.codes import Algorithm, FrameFlag, OpKind, OpState, ProcessState, Protocol
 from paceline.contracts.dtypes import FRAME_DTYPE
 from paceline.contracts.layout import FRAME, FRAME_MAGIC, LAYOUT_VERSION
+from paceline.fleet.activity import Activity, read_activity
 from paceline.fleet.counters import tree_edges, uses_tree
 from paceline.fleet.engine import Engine
-from paceline.fleet.history import Ints
+from paceline.fleet.history import F64, Ints
+from paceline.fleet.instant import Instant
 from paceline.fleet.layout import CommKind
-from paceline.fleet.rows import Instant
 
 Bools = npt.NDArray[np.bool_]
 NS = 1_000_000_000
@@ -39,42 +40,69 @@ def edge_rows(engine: Engine, instant: Instant, kind: CommKind, wanted: Bools) -
         return np.zeros(0, EDGE_ROW)
     if groups.algorithm is Algorithm.TREE:
         return _tree_edges(engine, instant, kind, wanted)
+    now = _activity(engine, instant, kind)
     members = groups.members
     following, before = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
     place = np.arange(groups.size, dtype=np.int64)
     following[members], before[members] = (place + 1) % groups.size, (place - 1) % groups.size
     parts = []
-    for direction, peer, seen, count, wait in (
-        (0, following, totals.sees_sends, counters.sends, totals.send_wait),
-        (1, before, totals.sees_receives, counters.receives, totals.recv_wait),
+    for direction, peer, seen, count, wait, state in (
+        (
+            0,
+            following,
+            totals.sees_sends,
+            counters.sends,
+            _total(totals.send_wait, now.send_wait_s),
+            now.sends,
+        ),
+        (
+            1,
+            before,
+            totals.sees_receives,
+            counters.receives,
+            _total(totals.recv_wait, now.recv_wait_s),
+            now.receives,
+        ),
     ):
-        ranks = np.flatnonzero(wanted & seen & (count > 0))
+        ranks = np.flatnonzero(wanted & seen & ((count > 0) | (state > 0)))
         rows = _edges(engine, kind, ranks)
         rows["peer"], rows["direction"], rows["count"] = peer[ranks], direction, count[ranks]
-        rows["wait_ns"] = (wait.reshape(-1)[ranks] * NS).astype(np.uint64)
+        rows["wait_ns"], rows["state"] = (wait[ranks] * NS).astype(np.uint64), state[ranks]
         parts.append(rows)
     return _with_bytes(np.concatenate(parts))
+
+
+def _activity(engine: Engine, instant: Instant, kind: CommKind) -> Activity:
+    proxies = not engine.profile.local_counts
+    return read_activity(engine.totals[kind], instant.views[kind], instant.at, proxies=proxies)
+
+
+def _total(over: F64, going_on: F64) -> F64:
+    """Waits of operations that are over, and the one that is going on, (N,)."""
+    found: F64 = over.reshape(-1) + going_on
+    return found
 
 
 def _tree_edges(engine: Engine, instant: Instant, kind: CommKind, wanted: Bools) -> Rows:
     """Parent and children of each member; a member's slices are shared evenly among its edges."""
     totals, counters = engine.totals[kind], instant.counters[kind]
     groups = totals.groups
+    now = _activity(engine, instant, kind)
     edges = tree_edges(groups.size)[groups.place_of]
     parts = []
     for peer in ((groups.place_of - 1) // 2, 2 * groups.place_of + 1, 2 * groups.place_of + 2):
         exists = (peer >= 0) & (peer < groups.size) & (peer != groups.place_of)
         exists &= (groups.place_of > 0) | (peer > 0)
-        for direction, count, wait in (
-            (0, counters.sends, totals.send_wait),
-            (1, counters.receives, totals.recv_wait),
+        for direction, count, wait, state in (
+            (0, counters.sends, _total(totals.send_wait, now.send_wait_s), now.sends),
+            (1, counters.receives, _total(totals.recv_wait, now.recv_wait_s), now.receives),
         ):
             ranks = np.flatnonzero(wanted & exists & totals.visible & (count > 0))
             rows = _edges(engine, kind, ranks)
             rows["peer"], rows["direction"], rows["group"] = peer[ranks], direction, 1
             rows["count"] = count[ranks] // np.maximum(edges[ranks], 1)
-            shared = wait.reshape(-1)[ranks] / np.maximum(edges[ranks], 1)
-            rows["wait_ns"] = (shared * NS).astype(np.uint64)
+            shared = wait[ranks] / np.maximum(edges[ranks], 1)
+            rows["wait_ns"], rows["state"] = (shared * NS).astype(np.uint64), state[ranks]
             parts.append(rows)
     return _with_bytes(np.concatenate(parts))
 

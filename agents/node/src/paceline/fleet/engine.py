@@ -272,6 +272,6 @@ class Engine:
             stage, peer, sends, sequence, int(self.issued[stage]), self._step, 1 << 20, enter, enter, never
         )
         self.injector.post(op)
-        op.start = np.maximum(op.enter, self.stream[stage]) if sends else op.enter
+        op.start = op.enter if self.profile.blocking else np.maximum(op.enter, self.stream[stage])
         self.pairs.add(op)
         return op

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.contracts.codes import Phase
-from paceline.fleet.layout import CommKind, Topology
+from paceline.fleet.layout import CommKind, Ints, Topology
 
 
 class FaultKind(str, Enum):
@@ -129,9 +130,18 @@ def draw_faults(
     if count > 1 and topology.tp > 1 and where is CommKind.TP:
         _, first = np.unique(groups.comm_of[ranks], return_index=True)
         ranks = ranks[np.sort(first)]  # one rank of each tensor group
+    if kind is FaultKind.SHARED_PATH:
+        ranks = ranks[_leaves_node(topology, where, ranks)]
     if len(ranks) < count:
         raise ValueError(f"the topology has no {count} independent places for fault {kind.value}")
     return tuple(_fault(kind, topology, where, int(rank), at_s, random) for rank in ranks[:count])
+
+
+def _leaves_node(topology: Topology, where: CommKind, ranks: Ints) -> npt.NDArray[np.bool_]:
+    groups = topology.groups[where]
+    successor = groups.members[groups.comm_of[ranks], (groups.place_of[ranks] + 1) % groups.size]
+    leaves: npt.NDArray[np.bool_] = topology.node_of[ranks] != topology.node_of[successor]
+    return leaves
 
 
 def _group_for(kind: FaultKind, topology: Topology, random: np.random.Generator) -> CommKind:

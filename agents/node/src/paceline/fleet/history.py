@@ -82,6 +82,7 @@ class KindView:
     head: Ints  # index in `ops` of the oldest open operation, -1 = none
     newest: Ints  # index in `ops` of the newest entered operation, -1 = none
     last_s: F64  # last completion, -inf = none
+    waited_s: F64  # in completed operations so far, from start to completion
     ops: list[Op]
 
     def table(self, name: str) -> Ints:
@@ -101,6 +102,7 @@ class History:
         self.base = np.zeros(stages, np.int64)  # rounds that are over on all ranks of a stage
         self.count = np.zeros(stages, np.int64)  # rounds made so far
         self.last_s: F64 = np.full((stages, ranks), -np.inf)  # completion of rounds that are over
+        self.waited_s: F64 = np.zeros((stages, ranks))  # in rounds that are over
         self.previous_s: F64 = np.full((stages, ranks), -np.inf)  # completion of the newest round made
 
     def add(self, op: Op) -> None:
@@ -116,6 +118,7 @@ class History:
             op.over = True
             self.base[op.stages] = np.maximum(self.base[op.stages], op.numbers)
             self.last_s[op.stages] = np.maximum(self.last_s[op.stages], op.complete)
+            self.waited_s[op.stages] += op.complete - op.start
             closed.append(op)
         over = sum(op.over for op in self.ops)
         if over > RECENT_MAX:
@@ -135,7 +138,7 @@ class History:
         entered = np.broadcast_to(self.base[:, None], shape).copy()
         completed = entered.copy()
         head, newest = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
-        last = self.last_s.copy()
+        last, waited = self.last_s.copy(), self.waited_s.copy()
         for index, op in enumerate(self.ops):
             stages = op.stages
             if op.over:
@@ -151,8 +154,11 @@ class History:
             is_open = is_in & ~is_out & (head[rows] < 0)
             if is_open.any():
                 head[rows] = np.where(is_open, index, head[rows])
+            if not is_out.any():
+                continue
             last[rows] = np.where(is_out, np.maximum(last[rows], op.complete), last[rows])
-        return KindView(entered, completed, head, newest, last, self.ops)
+            waited[rows] += np.where(is_out, op.complete - np.where(is_out, op.start, 0.0), 0.0)
+        return KindView(entered, completed, head, newest, last, waited, self.ops)
 
 
 @dataclass(eq=False)
@@ -180,6 +186,7 @@ class PairHistory:
         self.base: dict[tuple[int, int, bool], int] = {}  # over on all ranks
         self.last_s: dict[int, F64] = {}
         self.over: dict[int, int] = {}  # operations of a stage that were dropped
+        self.waited_s: dict[int, F64] = {}  # of each stage, in receives that were dropped
 
     def add(self, op: PairOp) -> None:
         self.ops.append(op)
@@ -195,4 +202,6 @@ class PairHistory:
             last = self.last_s.get(op.stage)
             self.last_s[op.stage] = op.complete if last is None else np.maximum(last, op.complete)
             self.over[op.stage] = self.over.get(op.stage, 0) + 1
+            if not op.sends:
+                self.waited_s[op.stage] = self.waited_s.get(op.stage, 0.0) + (op.complete - op.start)
         self.ops = kept

@@ -174,7 +174,11 @@ class Injector:
                 mine = op if armed.stage == op.stage else sent
                 if mine.enter[armed.index] <= armed.fault.at_s < op.complete[armed.index]:
                     op.complete[armed.index] = NEVER_S
-                    self._note(armed, armed.fault.at_s)
+                    if not armed.done:
+                        armed.done = True
+                        self.fired.append(
+                            Fired(armed.fault, armed.fault.at_s, 0, 0, int(Function.RECV), False, mine is op)
+                        )
         sent.complete = op.complete
 
     # ------------------------------------------------------------------ effects
@@ -292,8 +296,10 @@ class Injector:
     def _note(
         self, armed: _Armed, at_s: float, op: Op | None = None, row: int = 0, *, inside: bool = False
     ) -> None:
-        if armed.done:
+        if armed.done and not (inside and armed.fault.kind in PROCESS_KINDS):
             return
+        if armed.done:  # the strongest word on where the process was
+            self.fired = [each for each in self.fired if each.fault is not armed.fault]
         armed.done = True
         comm = number = function = 0
         if op is not None:

@@ -22,6 +22,7 @@ class PairView:
     posted: Ints
     function: Ints  # of the newest operation
     last_s: F64  # last completion, -inf = none
+    waited_s: F64  # in completed receives so far
     oldest_s: F64  # when the oldest open operation was posted, inf = none
     ops: list[PairOp]
     directions: dict[tuple[int, int, bool], tuple[Ints, Ints, npt.NDArray[np.float64], Ints]]
@@ -33,6 +34,9 @@ def view_pairs(history: PairHistory, at: F64) -> PairView:
     opened, posted = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     function = np.zeros(shape, np.int64)
     last, oldest = np.full(shape, -np.inf), np.full(shape, np.inf)
+    waited = np.zeros(shape)
+    for stage, seconds in history.waited_s.items():
+        waited[stage] = seconds
     for stage, when in history.last_s.items():
         last[stage] = when
     for stage, count in history.over.items():
@@ -50,6 +54,9 @@ def view_pairs(history: PairHistory, at: F64) -> PairView:
         posted[op.stage] += is_in
         function[op.stage] = np.where(is_in, Function.SEND if op.sends else Function.RECV, function[op.stage])
         last[op.stage] = np.where(is_out, np.maximum(last[op.stage], op.complete), last[op.stage])
+        if not op.sends:
+            spent = np.where(is_out, op.complete, 0.0) - np.where(is_out, op.start, 0.0)
+            waited[op.stage] += spent
         oldest[op.stage] = np.where(is_open, np.minimum(oldest[op.stage], op.enter), oldest[op.stage])
         in_count, out_count, head_s, head_issue = directions[(op.stage, op.peer, op.sends)]
         in_count += is_in
@@ -57,7 +64,7 @@ def view_pairs(history: PairHistory, at: F64) -> PairView:
         first = is_open & (head_s == np.inf)
         head_s[first] = op.enter[first]
         head_issue[first] = op.issue
-    return PairView(opened, posted, function, last, oldest, history.ops, directions)
+    return PairView(opened, posted, function, last, waited, oldest, history.ops, directions)
 
 
 def pair_call(op_count: int, sends: bool) -> Call:

@@ -8,17 +8,12 @@ from paceline.fleet.detail import edge_rows, find_suspects, frame_rows
 from paceline.fleet.engine import Engine
 from paceline.fleet.faults import FaultKind
 from paceline.fleet.history import F64, Ints
+from paceline.fleet.instant import Instant, read_instant
 from paceline.fleet.layout import CommKind
 from paceline.fleet.pairs import open_pair_rounds, peer_rows
-from paceline.fleet.rows import (
-    Instant,
-    evidence_rounds,
-    kept_rounds,
-    process_rows,
-    read_instant,
-    round_rows,
-    state_rows,
-)
+from paceline.fleet.processes import process_rows
+from paceline.fleet.rounds import evidence_rounds, kept_rounds, round_rows
+from paceline.fleet.rows import state_rows
 
 PHASE_S = 0.5  # agents sample at different times within a second
 JITTER_S = 0.01

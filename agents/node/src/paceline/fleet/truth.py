@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.contracts.verdicts import Root, RootKind, SubReason, VerdictClass
-from paceline.fleet.faults import Fault, FaultKind
+from paceline.fleet.faults import MISMATCHES, Fault, FaultKind
 from paceline.fleet.layout import CommKind, Topology
 from paceline.fleet.profiles import Profile
 
@@ -46,6 +46,7 @@ class Fired:
     round: int
     function: int
     inside: bool  # the rank had entered the operation
+    receiving: bool = False  # it stood in a receive, and in no collective
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,13 @@ def judge_truth(fired: tuple[Fired, ...], topology: Topology, profile: Profile) 
     if first.kind is FaultKind.DEAD_PROCESS:
         subs = (_SUB.PROCESS_KILLED,) if first.exit_code < 0 else (_SUB.PROCESS_EXITED,)
     class_seen, root_seen = _observable(first, topology, profile)
+    if first.kind in MISMATCHES and topology.size(first.group) == 2:
+        subs, root_seen = (*subs, SubReason.NO_MAJORITY), False  # no vote with two ranks
     roots = tuple(root for each in fired for root in _roots(each.fault, topology))
     group = _group(first, topology)
     classes = {verdict_class} | (set() if class_seen else {VerdictClass.INCONCLUSIVE, VerdictClass.NONE})
+    if first.kind is FaultKind.FROZEN_PROCESS and fired[0].receiving:
+        classes |= {VerdictClass.H1, VerdictClass.H3}
     if first.kind is FaultKind.MIXED:
         classes |= {VerdictClass.S1, VerdictClass.S2} if not root_seen else set()
     return Truth(
@@ -150,6 +155,9 @@ def slow_links(fault: Fault, topology: Topology) -> tuple[tuple[int, int], ...]:
 def _roots(fault: Fault, topology: Topology) -> tuple[Root, ...]:
     node = topology.node_name(int(topology.node_of[fault.rank]))
     rank_root = Root(RootKind.RANK, rank=fault.rank, node=node)
+    if fault.kind is FaultKind.MIXED:
+        node_late = topology.node_name(int(topology.node_of[fault.late]))
+        rank_root = Root(RootKind.RANK, rank=fault.late, node=node_late)
     if fault.kind is FaultKind.LINK_DOWN:
         return (Root(RootKind.LINK, rank=fault.rank, node=node, peer_rank=fault.peer),)
     if fault.kind is FaultKind.ROTATING:
