@@ -1,17 +1,17 @@
 """Where inside one operation progress stops: a rank, a link, or the smallest set that contains it.
 
-The wait-for principle holds inside an operation as well. A healthy rank that stands still waits on a
-link: for data, or for its own data to be taken. A link whose two ends wait for each other is broken,
-and so is one whose receiver waits for slices that were sent; the rank that waits for nobody, while
-somebody waits for it, is stuck. All of this needs no common start of the counts and holds for rings,
-trees and any mixture.
+The wait-for principle holds inside an operation as well. A healthy rank that stands still waits on a link:
+for data, or for its own data to be taken. The rank that waits for nobody, while somebody waits for it, is
+stuck. Where there is none, a link whose two ends wait for each other is broken, and so is one whose
+receiver waits for slices that were sent. All of this needs no common start of the counts and holds for
+rings, trees and any mixture.
 
-Without waits only counts are left, and SendCount counts slices that were delivered. In a ring the
-least received slices stand at one link and rise on both sides of it (papers.md 1.4 rule 3). Where
-more was delivered than its receiver took, that rank is stuck; where all that was delivered was taken
-and the sender went on receiving, the link is broken. In a tree slices are compared after division by
-the number of links of each rank, so that a leaf is not taken for a laggard. A round with a root leaves
-a lasting step in the counts: a shape that is not the one of a stall is not used.
+Without waits only counts are left, and SendCount counts slices that were delivered. In a ring the least
+received slices stand at one link and rise on both sides of it (papers.md 1.4 rule 3). Where more was
+delivered than its receiver took, that rank is stuck; where all that was delivered was taken and the sender
+went on receiving, the link is broken. In a tree slices are compared after division by the number of links
+of each rank, so that a leaf is not taken for a laggard. A round with a root leaves a lasting step in the
+counts: a shape that is not the one of a stall is not used.
 """
 
 from dataclasses import dataclass
@@ -52,23 +52,32 @@ def by_waits(links: Transfers, inside: Mask, needed: Mask) -> Place | None:
     judged[links.tail[links.sender_waits != UNSEEN]] = True
     judged[links.head[links.receiver_waits != UNSEEN]] = True
     receiving = links.receiver_waits == 1
-    broken = np.flatnonzero(receiving & (links.sender_waits == 1))
-    how = "ends_wait_for_each_other"
-    if len(broken) == 0:
-        broken, how = np.flatnonzero(receiving & (links.in_flight > 0)), "sent_and_not_received"
-    if len(broken):
-        pairs = tuple((int(links.tail[at]), int(links.head[at])) for at in broken)
-        return Place(how, tuple(sorted({rank for pair in pairs for rank in pair})), pairs)
     # Who has nothing left to do is idle as well: a stuck rank owes something to somebody.
     owes = np.zeros(len(inside), np.bool_)
-    owes[links.tail[receiving]] = True
+    owes[links.tail[receiving & (links.in_flight <= 0)]] = True
     owes[links.head[(links.sender_waits == 1) | (links.in_flight > 0)]] = True
     stuck = np.flatnonzero(inside & judged & ~waits & owes)
     if len(stuck):
         return Place("waits_for_nobody", tuple(int(rank) for rank in stuck))
+    broken = np.flatnonzero(receiving & (links.sender_waits == 1))
+    how = "ends_wait_for_each_other"
+    if len(broken) == 0:
+        broken, how = np.flatnonzero(receiving & (links.in_flight > 0)), "sent_and_not_received"
+    if len(broken) > 1 and _is_chain(links, broken):
+        return None  # neighbouring links do not all break: this source takes something else for a wait
+    if len(broken):
+        pairs = tuple((int(links.tail[at]), int(links.head[at])) for at in broken)
+        return Place(how, tuple(sorted({rank for pair in pairs for rank in pair})), pairs)
     dark = np.flatnonzero(needed & ~judged)
     # All that we see wait, none of them for a broken link: their waits end at the one we cannot see.
     return Place("waits_end_at_unseen", (int(dark[0]),), unseen=True) if len(dark) == 1 else None
+
+
+def _is_chain(links: Transfers, broken: Ints) -> bool:
+    """Whether broken links follow one another and do not all end at one rank."""
+    ends = np.concatenate([links.tail[broken], links.head[broken]])
+    often = int(np.bincount(ends).max())
+    return often > 1 and often < len(broken)
 
 
 def ring_by_counts(links: Transfers) -> Place | None:

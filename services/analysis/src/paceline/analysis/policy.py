@@ -21,6 +21,8 @@ class JudgePolicy:
     delayed_enter_s: float = 30.0
     # Bootstrap and rendezvous are slow on big jobs.
     init_age_s: float = 120.0
+    # The first use of a communicator connects; large ones take this long on a busy network.
+    connect_age_s: float = 20.0
     # Slow rounds: papers.md 1.4 rule 4, "3 of the last 5 rounds of the same key".
     slow_rounds_min: int = 3
     slow_window: int = 5

@@ -8,6 +8,7 @@ from paceline.analysis.evidence import Ints, Mask
 from paceline.analysis.findings import Finding, group_root, name_ranks, note, phrase, rank_roots
 from paceline.analysis.programs import Key, Programs, Standing
 from paceline.analysis.situation import Edges, Situation
+from paceline.contracts.codes import OpState
 from paceline.contracts.verdicts import (
     Action,
     ActionKind,
@@ -18,6 +19,8 @@ from paceline.contracts.verdicts import (
     VerdictClass,
 )
 
+# An operation that the device has started on some ranks and not on others, while these run another one.
+_NOT_STARTED, _STARTED = OpState.ENTERED, OpState.STARTED
 TURNS_MAX = 4096
 RANKS_COMPARED_MAX = 256
 
@@ -42,6 +45,60 @@ def cycle(situation: Situation) -> Finding | None:
         if len(ops):
             return _judge_circle(situation, _turns(edges, ops), ops, sends)
     return None
+
+
+def queue_exhausted(situation: Situation) -> Finding | None:
+    """Everybody has entered alike, and the device of some ranks never starts the operation.
+
+    Where such a rank runs a later operation instead, and others wait for its part in the earlier one,
+    the queues of the devices wait for each other although all calls came in one order.
+    """
+    evidence, collectives = situation.evidence, situation.graph.collectives
+    count = evidence.communicators
+    if count == 0:
+        return None
+    state = evidence.state["state"]
+    waiting = collectives.inside & (state == _NOT_STARTED)
+    running = collectives.inside & (state == _STARTED)
+    starts = evidence.offsets[:-1]
+    mixed = np.logical_or.reduceat(waiting, starts) & np.logical_or.reduceat(running, starts)
+    mixed &= situation.satisfied[:count]
+    ops = np.flatnonzero(mixed)
+    if len(ops) == 0:
+        return None
+    op = situation.first_in_program(ops)
+    part = slice(int(evidence.offsets[op]), int(evidence.offsets[op + 1]))
+    ranks = evidence.member_rank[part][waiting[part]]
+    if 2 * len(ranks) > part.stop - part.start or not situation.observed[ranks].all():
+        return None
+    elsewhere = np.unique(evidence.member_rank[running & np.isin(evidence.member_rank, ranks)])
+    circular = len(elsewhere) == len(ranks)
+    what = "runs a later operation" if circular else "runs nothing"
+    action = Action(ActionKind.COLLECT, name_ranks(ranks), "see what occupies the device")
+    if circular:
+        action = Action(
+            ActionKind.FIX_CONFIGURATION, name_ranks(ranks), "give the streams more device queues"
+        )
+    return Finding(
+        "queue_exhausted" if circular else "never_started",
+        VerdictClass.DEADLOCK if circular else VerdictClass.H3,
+        f"{phrase(situation, op)} never started on the device of {name_ranks(ranks)}, which {what}",
+        SubReason.QUEUE_EXHAUSTION if circular else SubReason.DEVICE_QUEUE,
+        rank_roots(evidence, ranks, situation.policy.roots_max),
+        op,
+        Owner.FRAMEWORK if circular else Owner.GPU,
+        action,
+        0.85 if circular else 0.75,
+        (
+            note(
+                "not_started",
+                f"entered by all {part.stop - part.start} members, started by "
+                f"{int(running[part].sum())}; the order of calls is the same",
+                not_started=len(ranks),
+                running_elsewhere=len(elsewhere),
+            ),
+        ),
+    )
 
 
 def _core(situation: Situation, edges: Edges) -> Mask:
@@ -78,7 +135,7 @@ def _judge_circle(situation: Situation, turns: list[Turn], ops: Ints, sends: boo
     unsure = any(standing is Standing.UNKNOWN for standing, _, _ in standings.values())
     if not odd and not sends:
         odd = _outvoted(programs, turns)
-    if sends and not odd and not unsure:
+    if sends and not odd and not unsure and not _only_sends(situation, involved):
         return None  # everybody did what its siblings did: the circle is not one
     if not odd or len(odd) == len(involved):
         return _circle(situation, turns, ops, involved)
@@ -109,6 +166,12 @@ def _judge_circle(situation: Situation, turns: list[Turn], ops: Ints, sends: boo
         0.9 if not unsure else 0.85,
         notes,
     )
+
+
+def _only_sends(situation: Situation, ranks: list[int]) -> bool:
+    """Every rank of the circle stands in sends only, each to one that stands in sends: blocking sends
+    that wait for each other, whatever the siblings do."""
+    return bool(situation.sending[ranks].all())
 
 
 def _circle(situation: Situation, turns: list[Turn], ops: Ints, involved: list[int]) -> Finding:

@@ -1,5 +1,7 @@
 """H1: somebody never entered what the others wait in."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from paceline.analysis.evidence import Ints
@@ -23,14 +25,91 @@ _STACK = "take its stack before anything is killed"
 def not_entered(situation: Situation) -> Finding | None:
     """Ranks with nothing outstanding that a stalled operation lacks."""
     lacks = situation.idle_lacks
-    roots = np.unique(lacks.rank)
+    roots = _without_level_groups(situation, np.unique(lacks.rank))
     if len(roots) == 0:
         return None
     # Store and barrier waits without a known target are for anybody: they do not come first.
     free = roots[~situation.hosted[roots]]
-    roots = free if len(free) else roots
-    gate = declared_phase(situation, roots)
-    return gate or blame(situation, roots, "not_entered", 0.97)
+    if len(free) == 0:
+        return _absent(situation, roots)
+    gate = declared_phase(situation, free)
+    return gate or blame(situation, free, "not_entered", 0.97)
+
+
+def _without_level_groups(situation: Situation, roots: Ints) -> Ints:
+    """`roots` without communicators of which every member is a root and nobody can say whether the
+    round that all of them entered is over: that would be a stuck round as well as idle ranks."""
+    level = situation.graph.collectives.level
+    if len(roots) == 0 or not level.any():
+        return roots
+    evidence = situation.evidence
+    named = np.zeros(evidence.world_size, np.bool_)
+    named[roots] = True
+    whole = np.logical_and.reduceat(named[evidence.member_rank], evidence.offsets[:-1])
+    doubtful = level & whole & (np.diff(evidence.offsets) > 1)
+    inside = np.unique(evidence.member_rank[doubtful[evidence.comm_of]])
+    return np.setdiff1d(roots, inside)
+
+
+def _absent(situation: Situation, hosted: Ints) -> Finding | None:
+    """Everybody idle waits in a store or barrier of the host: who is neither there nor elsewhere?"""
+    processes = situation.processes
+    away = ~situation.busy & ~situation.sending & ~situation.hosted
+    away &= ~processes.dead & ~processes.ended & ~processes.lost
+    unknown = away & ~situation.observed
+    absent = np.flatnonzero(away & situation.observed)
+    if unknown.any():
+        return None  # one of them may be what the host waits for
+    if len(absent) == 0:
+        return declared_phase(situation, hosted) or blame(situation, hosted, "not_entered_hosted", 0.8)
+    if (gate := declared_phase(situation, absent)) is not None:
+        return gate
+    found = blame(situation, hosted, "absent_from_host_wait", 0.85)
+    sub, owner, why = _finer(situation, int(absent[0]), found.op)
+    word = HostWait(int(situation.evidence.processes["host_wait"][hosted[0]])).name.lower()
+    return replace(
+        found,
+        statement=f"{name_ranks(absent)} never reached the {word} in which {name_ranks(hosted)} wait{why}",
+        sub_reason=sub,
+        owner=owner,
+        roots=rank_roots(situation.evidence, absent, situation.policy.roots_max),
+        action=Action(ActionKind.COLLECT, name_ranks(absent), _STACK),
+    )
+
+
+def arrived_late(situation: Situation) -> Finding | None:
+    """Everybody is inside, some only since a moment: the operation may be about to complete."""
+    graph = situation.graph
+    mask = situation.stalled & ~situation.settled & (graph.lack_count == 0) & (graph.blind_count == 0)
+    mask[graph.pair_base :] = False
+    mask[situation.edges.source] = False
+    ops = np.flatnonzero(mask)
+    if len(ops) == 0:
+        return None
+    op = situation.oldest(ops)
+    holds = graph.holds.where(graph.holds.op == op)
+    young = np.unique(holds.rank[holds.age_ms < situation.policy.stall_age_s * 1000])
+    oldest = int(graph.age_ms[op])
+    return Finding(
+        "arrived_late",
+        VerdictClass.H1,
+        f"{name_ranks(young)} entered {phrase(situation, op)} up to {seconds(oldest)} after the others",
+        SubReason.DELAYED_ENTER,
+        rank_roots(situation.evidence, young, situation.policy.roots_max),
+        op,
+        Owner.USER_CODE,
+        Action(ActionKind.WAIT, name_ranks(young), "it has just arrived"),
+        0.6,
+        (
+            note(
+                "arrived_late",
+                f"the newest arrival is younger than {situation.policy.stall_age_s:g} s",
+                threshold=f"< {situation.policy.stall_age_s:g} s",
+                oldest_ms=oldest,
+            ),
+        ),
+        settle_s=4.0,  # it goes on, or it stands still by itself
+    )
 
 
 def declared_phase(situation: Situation, roots: Ints) -> Finding | None:
@@ -132,7 +211,7 @@ def delayed(situation: Situation) -> Finding | None:
     if len(moving) == 0:
         return None
     found = blame(situation, moving, "delayed_enter", 0.5)
-    return Finding(**{**found.__dict__, "sub_reason": SubReason.DELAYED_ENTER})
+    return replace(found, sub_reason=SubReason.DELAYED_ENTER)
 
 
 def open_send(situation: Situation) -> Finding | None:

@@ -1,4 +1,4 @@
-"""What remains: bootstrap, and evidence that does not decide."""
+"""What remains: nothing stands still, or the evidence does not decide."""
 
 import numpy as np
 
@@ -12,46 +12,7 @@ from paceline.analysis.findings import (
     rank_roots,
 )
 from paceline.analysis.situation import Situation
-from paceline.contracts.codes import HostWait
 from paceline.contracts.verdicts import Action, ActionKind, Owner, Role, SubReason, VerdictClass
-
-_BOOTSTRAP = (HostWait.BOOTSTRAP, HostWait.STORE)
-
-
-def bootstrap(situation: Situation) -> Finding | None:
-    """Nobody has entered a collective yet and ranks have waited long in rendezvous."""
-    evidence = situation.evidence
-    rows = evidence.processes
-    waiting = evidence.process_seen & np.isin(rows["host_wait"], _BOOTSTRAP)
-    if not waiting.any() or bool((evidence.state["entered"] > 0).any()):
-        return None
-    age_ms = int(rows["host_wait_age_ms"][waiting].max())
-    if age_ms < situation.policy.init_age_s * 1000:
-        return None
-    absent = np.flatnonzero(~waiting)
-    if len(absent) == 0:
-        return Finding(
-            "bootstrap_all",
-            VerdictClass.INIT,
-            f"all {evidence.world_size} ranks wait in bootstrap",
-            SubReason.BOOTSTRAP,
-            owner=Owner.FRAMEWORK,
-            action=Action(ActionKind.COLLECT, "all ranks", "check the store address and the network"),
-            confidence=0.6,
-            waiting=tuple(int(rank) for rank in np.flatnonzero(waiting)),
-        )
-    return Finding(
-        "bootstrap_missing",
-        VerdictClass.INIT,
-        f"{name_ranks(absent)} never reached bootstrap",
-        SubReason.BOOTSTRAP,
-        rank_roots(evidence, absent, situation.policy.roots_max),
-        owner=Owner.HOST,
-        action=Action(ActionKind.COLLECT, name_ranks(absent), "see whether the process started"),
-        confidence=0.8,
-        evidence=(note("bootstrap", f"{int(waiting.sum())} ranks wait", host_wait_age_ms=age_ms),),
-        waiting=tuple(int(rank) for rank in np.flatnonzero(waiting)),
-    )
 
 
 def nothing_stalled(situation: Situation) -> Finding | None:

@@ -65,6 +65,7 @@ class Collectives:
     passed: Mask  # observed, has left the round
     blind: Mask  # no report
     stale: Mask  # a report that contradicts the others: they left a round it never entered
+    level: Mask  # K: all have entered the same rounds and nobody can say whether they are out again
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +179,7 @@ def _collectives(evidence: JobEvidence, processes: Processes) -> Collectives:
     seen = evidence.seen & ~processes.lost[evidence.member_rank]
     closed = (state["flags"] & FrameFlag.CLOSED) != 0
     head = np.where(seen & ~closed, state["head_round"], 0)
+    head = _entered_heads(evidence, seen & ~closed, head)
     first = _per_communicator(evidence, np.where(head > 0, head, _NEVER), np.minimum)
     first = np.where(first == _NEVER, 0, first).astype(np.uint64)
     here = first[comm_of]
@@ -202,7 +204,35 @@ def _collectives(evidence: JobEvidence, processes: Processes) -> Collectives:
         passed=is_open & seen & ~inside & ~lacking,
         blind=is_open & (~known | stale),
         stale=stale,
+        level=_level(evidence, seen, first),
     )
+
+
+def _level(evidence: JobEvidence, seen: Mask, first: npt.NDArray[np.uint64]) -> Mask:
+    hidden = seen & ((evidence.state["flags"] & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
+    if not hidden.any():
+        return np.zeros(evidence.communicators, np.bool_)
+    entered = np.where(hidden, evidence.state["entered"], 0)
+    mask: Mask = (_per_communicator(evidence, entered, np.maximum) > 0) & (first == 0)
+    return mask
+
+
+def _entered_heads(evidence: JobEvidence, seen: Mask, head: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Heads where no source shows completion: the smallest round that some have entered and some not.
+
+    Where all have entered the same rounds nothing is known to be open, so H3 cannot follow.
+    """
+    state = evidence.state
+    hidden = seen & ((state["flags"] & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
+    if not hidden.any():
+        return head
+    comm_of = evidence.comm_of
+    blind = _per_communicator(evidence, hidden.astype(np.uint64), np.maximum)[comm_of] > 0
+    entered = state["entered"]
+    least = _per_communicator(evidence, np.where(seen, entered, _NEVER), np.minimum)[comm_of]
+    most = _per_communicator(evidence, np.where(seen, entered, 0), np.maximum)[comm_of]
+    inside = seen & (entered > least) & (least < most)
+    return np.where(blind, np.where(inside, least + np.uint64(1), np.uint64(0)), head)
 
 
 def _without_loose_rounds(evidence: JobEvidence, stale: Mask) -> Mask:

@@ -1,0 +1,135 @@
+"""INIT: ranks that never got as far as exchanging data: bootstrap, host barriers, first connections."""
+
+import numpy as np
+
+from paceline.analysis.evidence import Ints
+from paceline.analysis.findings import (
+    Finding,
+    group_root,
+    name_ranks,
+    note,
+    nothing,
+    phrase,
+    plural,
+    rank_roots,
+    seconds,
+)
+from paceline.analysis.situation import Situation
+from paceline.contracts.codes import HostWait
+from paceline.contracts.verdicts import Action, ActionKind, Owner, Root, SubReason, VerdictClass
+
+_RENDEZVOUS = (HostWait.BOOTSTRAP, HostWait.STORE, HostWait.BARRIER)
+
+
+def lazy_connect(situation: Situation) -> Finding | None:
+    """The first round of a communicator, or the first message of a pair, that never completes although
+    everybody has entered it. Connections are made then, so until `connect_age_s` nothing is wrong."""
+    ops = np.flatnonzero(situation.satisfied)
+    first = ops[_is_first_use(situation, ops)]
+    if len(first) == 0:
+        return None
+    later = np.setdiff1d(ops, first)
+    if len(later) and situation.first_in_program(ops) in later:
+        return None
+    op = situation.first_in_program(first)
+    age_ms = int(situation.graph.age_ms[op])
+    if age_ms < situation.policy.connect_age_s * 1000:
+        return nothing("connecting", f"{phrase(situation, op)} is the first use and may still connect")
+    evidence, graph = situation.evidence, situation.graph
+    if op >= graph.pair_base:
+        at = op - graph.pair_base
+        ranks, name = [int(graph.pairs.rank[at]), int(graph.pairs.peer[at])], "pair"
+    else:
+        ranks, name = [int(rank) for rank in evidence.members(op)], evidence.comm_name(op)
+    return Finding(
+        "lazy_connect",
+        VerdictClass.INIT,
+        f"{plural(len(ranks), 'rank')} entered {phrase(situation, op)}, the first use, and it has not "
+        f"completed for {seconds(age_ms)}",
+        SubReason.LAZY_CONNECT,
+        (group_root(evidence, ranks, name),),
+        op,
+        Owner.FABRIC,
+        Action(ActionKind.COLLECT, name_ranks(ranks), "check interfaces, routes and firewalls between them"),
+        0.75,
+        (
+            note(
+                "first_use",
+                "all have entered and nothing was ever completed here",
+                threshold=f">= {situation.policy.connect_age_s:g} s",
+                head_age_ms=age_ms,
+            ),
+        ),
+        would_decide="connection logs of the members",
+    )
+
+
+def _is_first_use(situation: Situation, ops: Ints) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Rounds number 1 that nobody has left, and pairs that never completed anything."""
+    graph, evidence = situation.graph, situation.evidence
+    answers = []
+    for op in ops:
+        if op < graph.pair_base:
+            part = slice(int(evidence.offsets[op]), int(evidence.offsets[op + 1]))
+            done = evidence.state["completed"][part]
+            answers.append(int(graph.collectives.round[op]) == 1 and not done.any())
+        else:
+            answers.append(int(graph.pairs.sequence[op - graph.pair_base]) == 1)
+    return np.array(answers, np.bool_)
+
+
+def bootstrap(situation: Situation) -> Finding | None:
+    """Ranks have waited long for the rendezvous or a host barrier that others never reached."""
+    evidence = situation.evidence
+    rows = evidence.processes
+    waiting = evidence.process_seen & np.isin(rows["host_wait"], _RENDEZVOUS)
+    if not waiting.any():
+        return None
+    age_ms = int(rows["host_wait_age_ms"][waiting].max())
+    if age_ms < situation.policy.init_age_s * 1000 or bool(situation.busy[~waiting].any()):
+        return None
+    started = bool((evidence.state["entered"] > 0).any())
+    gone = situation.processes.ended | situation.processes.dead
+    absent = np.flatnonzero(~waiting & ~gone)
+    if len(absent) == 0:
+        return None if started else _all_wait(situation, waiting, age_ms)
+    unreported = absent[~evidence.process_seen[absent]]
+    words = "never reached" if len(unreported) == 0 else "never reported from"
+    place = "a barrier of the host" if started else "bootstrap"
+    roots: tuple[Root, ...] = rank_roots(evidence, absent, situation.policy.roots_max)
+    return Finding(
+        "host_barrier_missing" if started else "bootstrap_missing",
+        VerdictClass.H1 if started else VerdictClass.INIT,
+        f"{name_ranks(absent)} {words} {place}",
+        SubReason.MISSING_ENTER if started else SubReason.BOOTSTRAP,
+        roots,
+        owner=Owner.USER_CODE if started else Owner.HOST,
+        action=Action(ActionKind.COLLECT, name_ranks(absent), "see whether it started; take its stack"),
+        confidence=0.8,
+        evidence=(
+            note(
+                "bootstrap",
+                f"{int(waiting.sum())} ranks wait",
+                threshold=f">= {situation.policy.init_age_s:g} s",
+                host_wait_age_ms=age_ms,
+                unreported=len(unreported),
+            ),
+        ),
+        waiting=tuple(int(rank) for rank in np.flatnonzero(waiting)),
+    )
+
+
+def _all_wait(
+    situation: Situation, waiting: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], age_ms: int
+) -> Finding:
+    return Finding(
+        "bootstrap_all",
+        VerdictClass.INIT,
+        f"all {situation.evidence.world_size} ranks wait in bootstrap",
+        SubReason.BOOTSTRAP,
+        owner=Owner.FRAMEWORK,
+        action=Action(ActionKind.COLLECT, "all ranks", "check the store address and the network"),
+        confidence=0.6,
+        evidence=(note("bootstrap", "nobody is missing", host_wait_age_ms=age_ms, supports=False),),
+        waiting=tuple(int(rank) for rank in np.flatnonzero(waiting)),
+    )
