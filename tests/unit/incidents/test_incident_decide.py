@@ -186,3 +186,9 @@ class TestRootKey:
     def test_without_a_cause_it_is_class_and_communicator(self) -> None:
         verdict = replace(VERDICT, roots=(), verdict_class=VerdictClass.INCONCLUSIVE)
         assert root_key(verdict) == "none:INCONCLUSIVE:00000000000000aa"
+
+
+def test_a_hang_of_a_slow_rank_is_a_cause_of_its_own() -> None:
+    slow = replace(VERDICT, verdict_class=VerdictClass.S1)
+    assert root_key(slow) != root_key(VERDICT)
+    assert root_key(slow) == root_key(replace(slow, verdict_class=VerdictClass.S2))

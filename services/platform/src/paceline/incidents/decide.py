@@ -145,10 +145,11 @@ def severity_of(verdict: Verdict, policy: IncidentPolicy) -> Severity:
 
 
 def root_key(verdict: Verdict) -> str:
-    """Equal for equal first causes; where no cause is named, for the same class and communicator."""
+    """Equal for equal first causes; where no cause is named, for the same class and communicator. A rank
+    that is slow and later hangs is two causes."""
     named = sorted(_root_text(root) for root in verdict.roots if root.kind is not RootKind.NONE)
     if named:
-        return "|".join(named)[:1000]
+        return ("slow|" * verdict.verdict_class.is_slow + "|".join(named))[:1000]
     communicator = "" if verdict.operation is None else verdict.operation.communicator
     return f"none:{verdict.verdict_class.value}:{communicator}"[:1000]
 
