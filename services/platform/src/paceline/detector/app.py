@@ -26,7 +26,7 @@ from paceline.runtime.session import Assignment
 
 GROUP = "detector"
 TICK_LOST_S = 5.0  # a tick that did not come back after so long is given up
-DURABLE_QUEUE_MAX = 4096  # heartbeat events and snapshots waiting for Kafka
+DURABLE_QUEUE_MAX = 4096  # waiting for Kafka: heartbeat events, and as many parts of snapshots
 SHELF_WAIT_S = 20.0
 log = get_logger(__name__)
 
@@ -58,7 +58,9 @@ class DetectorApp:
         self.dropped_durable = 0
         self._stored_ns = self.clock.monotonic_ns()
         self._tasks = BackgroundTasks()
-        self._queue: asyncio.Queue[Durable] = asyncio.Queue(DURABLE_QUEUE_MAX)
+        # Apart: snapshots come again, and a flood of them must cost no heartbeat event.
+        self._health_queue: asyncio.Queue[Durable] = asyncio.Queue(DURABLE_QUEUE_MAX)
+        self._state_queue: asyncio.Queue[Durable] = asyncio.Queue(DURABLE_QUEUE_MAX)
         self._pending: dict[BlockKey, tuple[int, int]] = {}  # tick in flight: (seq, sent ns)
         self._producer = Producer(settings.kafka, self.name, clock=self.clock)
         whole = ConsumerOptions(start=Start.EARLIEST)
@@ -87,7 +89,8 @@ class DetectorApp:
             await consumer.start()
         self._tasks.spawn("detector-ticks", self._write_ticks())
         self._tasks.spawn("detector-snapshots", self._write_snapshots())
-        self._tasks.spawn("detector-outbox", self._write_durable())
+        self._tasks.spawn("detector-health", self._write_durable(self._health_queue))
+        self._tasks.spawn("detector-states", self._write_durable(self._state_queue))
 
     async def stop(self) -> None:
         """Hand over: the state is published when the frames are released."""
@@ -269,22 +272,23 @@ class DetectorApp:
 
     def _enqueue(self, record: Durable) -> None:
         try:
-            self._queue.put_nowait(record)
+            queue = self._state_queue if record.event is None else self._health_queue
+            queue.put_nowait(record)
         except asyncio.QueueFull:
             self.dropped_durable += 1
             count("paceline.kafka.dropped", topic=HEALTH.name if record.event else DETECTOR_STATE.name,
                   reason="queue_full")  # fmt: skip
 
-    async def _write_durable(self) -> None:
+    async def _write_durable(self, queue: "asyncio.Queue[Durable]") -> None:
         while True:
-            await self._deliver(await self._queue.get())
-            self._queue.task_done()
+            await self._deliver(await queue.get())
+            queue.task_done()
 
     async def _flush_durable(self) -> None:
         try:
-            await asyncio.wait_for(self._queue.join(), 5.0)
+            await asyncio.wait_for(asyncio.gather(self._health_queue.join(), self._state_queue.join()), 5.0)
         except TimeoutError:
-            log.warning("records_left_behind", count=self._queue.qsize())
+            log.warning("records_left_behind", count=self._health_queue.qsize() + self._state_queue.qsize())
 
     async def _deliver(self, record: Durable) -> None:
         """Health events wait for Kafka; a snapshot that fails is replaced by the next one anyway."""
