@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.analysis import JobEvidence, JudgePolicy
+from paceline.analysis.judge import Judgement, explain
 from paceline.contracts.batch import Batch, BatchKind
 from paceline.contracts.registry import HealthEvent, HealthKind
 from paceline.localizer import core as core_module
@@ -146,14 +148,13 @@ def test_a_job_that_cannot_be_judged_silences_no_other(
     core.note_health(replace(death(0, 0.0), job="broken"), 100.0)
     for rank in range(2):
         core.note_health(death(rank, 0.0), 100.0)
-    judge = core_module.explain
 
-    def explain(evidence, policy):  # type: ignore[no-untyped-def]
+    def explain_or_fail(evidence: JobEvidence, policy: JudgePolicy) -> Judgement:
         if evidence.job == "broken":
             raise OverflowError("int too large")
-        return judge(evidence, policy)
+        return explain(evidence, policy)
 
-    monkeypatch.setattr(core_module, "explain", explain)
+    monkeypatch.setattr(core_module, "explain", explain_or_fail)
     (told,) = core.tick(110.0)
     assert told.record.job == JOB
     assert core.decisions["death_not_judged"] == 1
