@@ -350,6 +350,17 @@ async def test_a_killed_notifier_leaves_a_lease_that_another_takes_over(world: W
         assert [(one.id, one.attempts_count) for one in again] == [("dlv_1", 2)]
 
 
+async def test_deliveries_in_the_air_count_against_the_bound_of_their_target(world: World) -> None:
+    lease = timedelta(seconds=30)
+    rows = [pending(f"dlv_{number}", NOW, incident=str(number)) for number in range(4)]
+    async with world.database.transaction() as session:
+        await DeliveryRepository(session).add_new(rows)
+    for in_air, expected in (({"http://x": 2}, 0), ({"http://x": 1, "http://y": 2}, 1), ({}, 2)):
+        async with world.database.transaction() as session:
+            claimed = await DeliveryRepository(session).claim_due(NOW, lease, 10, 2, in_air)
+        assert len(claimed) == expected
+
+
 async def test_unreadable_events_become_dead_letters_and_the_next_is_told(
     world: World, receivers: tuple[HttpReceiver, HttpReceiver], eventually: Eventually
 ) -> None:

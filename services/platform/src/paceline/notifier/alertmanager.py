@@ -2,8 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
+
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from paceline.notifier.alerts import alert_json, watchdog_json
 from paceline.notifier.decisions import AttemptReason, Outcome
@@ -16,17 +19,20 @@ from paceline.runtime.metrics import count, observe
 from paceline.store import Database, is_transient
 from paceline.store.models.delivery import AlertState
 from paceline.store.repositories.deliveries import AlertRepository
+from paceline.store.sequence import lock_name
 from paceline.store.times import from_unix
 
 PATH = "/api/v2/alerts"
-FIRING_MAX = 2_000  # alerts repeated in one round; more open incidents than that are one big outage
 PUSH_ALERTS_MAX = 200
+PUSHES_MAX = 100  # of one round: so many alerts are repeated, the rest is counted and logged
+FAILURES_MAX = 3  # in a row end a round: the next one begins soon
 HEADERS = {"content-type": "application/json", "user-agent": "paceline-notifier/1"}
 log = get_logger(__name__)
 
 
 class AlertmanagerPusher:
-    """One lock for each Alertmanager: a repetition never overtakes a resolution."""
+    """One lock for each Alertmanager, in PostgreSQL, held over reading and pushing: no repetition
+    overtakes a resolution, of this notifier or of another one."""
 
     def __init__(
         self,
@@ -51,9 +57,8 @@ class AlertmanagerPusher:
             return Outcome(
                 None, AttemptReason.NOT_WANTED, "no longer among PACELINE_NOTIFIER_ALERTMANAGER_URLS"
             )
-        async with self._locks[url]:
-            async with self._database.transaction() as session:
-                state = await AlertRepository(session).get(incident_id)
+        async with self._turn(url) as session:
+            state = await AlertRepository(session).get(incident_id)
             if state is None:
                 return Outcome(None, AttemptReason.NOT_WANTED, "the alert is no longer known")
             return await self._push(url, self._alerts(state))
@@ -71,24 +76,35 @@ class AlertmanagerPusher:
             await self._clock.sleep(self._settings.alertmanager_resend_s)
 
     async def repeat(self, url: str) -> list[Outcome]:
-        """One round: the watchdog while we are healthy, then every firing alert."""
-        async with self._locks[url]:
-            outcomes = []
-            async with self._database.transaction() as session:
-                firing = await AlertRepository(session).firing(FIRING_MAX)
-            alerts = [alert for state in firing for alert in self._alerts(state)]
-            if self._healthy().ready:
-                now = from_unix(self._clock.unix_s())
-                alerts.insert(0, watchdog_json(self._settings.cluster, self._started_at, now, self._hold))
-            for begin in range(0, len(alerts), PUSH_ALERTS_MAX):
-                outcome = await self._push(url, alerts[begin : begin + PUSH_ALERTS_MAX])
-                count(
-                    "paceline.webhook.deliveries",
-                    integration="alertmanager-repeat",
-                    outcome=outcome.reason.value,
-                )
-                outcomes.append(outcome)
-            return outcomes
+        """One round: the watchdog while we are healthy, then every firing alert, in parts."""
+        outcomes: list[Outcome] = []
+        after, failures = "", 0
+        for number in range(PUSHES_MAX):
+            async with self._turn(url) as session:
+                firing = await AlertRepository(session).firing(after, PUSH_ALERTS_MAX)
+                alerts = [alert for state in firing for alert in self._alerts(state)]
+                if number == 0 and self._healthy().ready:
+                    now = from_unix(self._clock.unix_s())
+                    alerts.insert(0, watchdog_json(self._settings.cluster, self._started_at, now, self._hold))
+                if alerts:
+                    outcomes.append(await self._push(url, alerts))
+                    _count_repeated(outcomes[-1].reason.value)
+                    failures = 0 if outcomes[-1].reason is AttemptReason.DELIVERED else failures + 1
+            if len(firing) < PUSH_ALERTS_MAX:
+                return outcomes
+            after = firing[-1].incident_id
+            if failures >= FAILURES_MAX:
+                break
+        _count_repeated("left_out")
+        log.warning("alerts_left_out", url=url, pushes=len(outcomes), failures=failures)
+        return outcomes
+
+    @asynccontextmanager
+    async def _turn(self, url: str) -> AsyncIterator[AsyncSession]:
+        """Nobody else reads states to push them to `url` meanwhile. Waiting here takes no connection."""
+        async with self._locks[url], self._database.transaction() as session:
+            await lock_name(session, f"alertmanager:{url}")
+            yield session
 
     def _alerts(self, state: AlertState) -> list[dict[str, object]]:
         now = from_unix(self._clock.unix_s())
@@ -109,3 +125,7 @@ class AlertmanagerPusher:
         if outcome.reason is not AttemptReason.DELIVERED:
             log.warning("alertmanager_push_failed", url=url, reason=outcome.reason.value, error=outcome.error)
         return outcome
+
+
+def _count_repeated(outcome: str) -> None:
+    count("paceline.webhook.deliveries", integration="alertmanager-repeat", outcome=outcome)

@@ -116,11 +116,10 @@ class Dispatcher:
         if free <= 0:
             return []
         per_target = self._settings.concurrency_per_target_max
-        busy = [target for target, number in self._busy.items() if number >= per_target]
         async with self._database.transaction() as session:
             deliveries = DeliveryRepository(session)
             now = from_unix(self._clock.unix_s())
-            rows = await deliveries.claim_due(now, self._lease, free, per_target, busy)
+            rows = await deliveries.claim_due(now, self._lease, free, per_target, dict(self._busy))
             claimed = []
             for row in rows:
                 if row.channel == ALERTMANAGER:

@@ -2,10 +2,11 @@
 
 import base64
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
-from sqlalchemy import ColumnElement, any_, delete, exists, func, literal, select, tuple_, update
+from sqlalchemy import ColumnElement, any_, case, delete, exists, func, literal, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
@@ -122,20 +123,24 @@ class DeliveryRepository:
         lease: timedelta,
         limit: int,
         per_target_max: int,
-        busy_targets: Sequence[str] = (),
+        in_air: Mapping[str, int] = MappingProxyType({}),
     ) -> Sequence[Delivery]:
         """Take due rows for one attempt each; several notifiers never take the same row.
 
         Events of one incident reach an endpoint in order: while an earlier one is pending, the later
         ones are not due. A taken row is due again after `lease`. At most `per_target_max` rows of one
-        target, so that a slow one cannot fill all slots; `busy_targets` are left for later.
+        target together with those `in_air`, so that a slow one cannot fill all slots.
         """
-        place = func.row_number().over(partition_by=Delivery.target, order_by=Delivery.next_attempt_at)
+        place: ColumnElement[int] = func.row_number().over(
+            partition_by=Delivery.target, order_by=Delivery.next_attempt_at
+        )
+        if in_air:
+            place += case(
+                *((Delivery.target == target, number) for target, number in in_air.items()), else_=0
+            )
         due = select(Delivery.id, place.label("place")).where(
             Delivery.status == PENDING, Delivery.next_attempt_at <= now, ~_waits_for_an_earlier_one()
         )
-        if busy_targets:
-            due = due.where(Delivery.target.not_in(busy_targets))
         first = due.subquery()
         query = (
             select(Delivery)
@@ -216,10 +221,11 @@ class AlertRepository:
         self._session.add(state)
         await self._session.flush()
 
-    async def firing(self, limit: int) -> Sequence[AlertState]:
-        """Alerts that must be sent again before they end by themselves, newest first."""
-        query = select(AlertState).where(AlertState.firing).order_by(AlertState.updated_at.desc())
-        return (await self._session.scalars(query.limit(limit))).all()
+    async def firing(self, after: str, limit: int) -> Sequence[AlertState]:
+        """A part of the alerts that must be sent again before they end by themselves: those of incidents
+        whose id comes after `after`, in order of ids."""
+        query = select(AlertState).where(AlertState.firing, AlertState.incident_id > after)
+        return (await self._session.scalars(query.order_by(AlertState.incident_id).limit(limit))).all()
 
     async def delete_resolved_before(self, at: datetime, limit: int) -> int:
         old = (
