@@ -236,7 +236,7 @@ async def _follow(
     """Events and incidents that follow from the news. Rows are locked before anything is numbered."""
     if news is JobNews.OLDER_ATTEMPT:
         return
-    incidents = await IncidentRepository(session).open_of_job(record.job, for_update=True)
+    incidents = await IncidentRepository(session).lock_open_of_job(record.job)
     event_id = derived_id("evt", f"job.{news.value}", record.job, record.attempt)
     for incident in incidents:
         resolution = None if news is JobNews.RENAMED else incident_resolution(record, incident.attempt)

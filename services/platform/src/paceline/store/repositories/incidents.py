@@ -13,6 +13,7 @@ from paceline.store.models.timeline import TimelineEntry
 from paceline.store.models.verdict import StoredVerdict
 
 OPEN_STATUSES = (IncidentStatus.OPEN.value, IncidentStatus.ACKNOWLEDGED.value)
+OPEN_PAGE = 100
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,22 @@ class IncidentRepository:
         return await self._one(query, True)
 
     async def open_of_job(
-        self, job: str, *, attempt: str | None = None, for_update: bool = False, limit: int = 100
+        self, job: str, *, attempt: str | None = None, limit: int = OPEN_PAGE
     ) -> Sequence[Incident]:
         """Open incidents of a job, oldest first."""
-        query = select(Incident).where(Incident.job == job, Incident.status.in_(OPEN_STATUSES))
-        if attempt is not None:
-            query = query.where(Incident.attempt == attempt)
-        query = query.order_by(Incident.number).limit(limit)
-        if for_update:
-            query = query.with_for_update()
-        return (await self._session.scalars(query)).all()
+        return (await self._session.scalars(_open_of_job(job, attempt).limit(limit))).all()
+
+    async def lock_open_of_job(self, job: str) -> Sequence[Incident]:
+        """Every open incident of a job, oldest first, locked; read in parts."""
+        found: list[Incident] = []
+        while True:
+            query = _open_of_job(job).limit(OPEN_PAGE).with_for_update()
+            if found:
+                query = query.where(Incident.number > found[-1].number)
+            part = (await self._session.scalars(query)).all()
+            found += part
+            if len(part) < OPEN_PAGE:
+                return found
 
     async def verdicts(self, incident_id: str, limit: int) -> Sequence[StoredVerdict]:
         """Newest first."""
@@ -144,3 +151,10 @@ class IncidentRepository:
             # A row read earlier in this session may be stale by the time the lock is ours.
             query = query.with_for_update().execution_options(populate_existing=True)
         return (await self._session.scalars(query)).one_or_none()
+
+
+def _open_of_job(job: str, attempt: str | None = None) -> Select[Incident]:
+    query = select(Incident).where(Incident.job == job, Incident.status.in_(OPEN_STATUSES))
+    if attempt is not None:
+        query = query.where(Incident.attempt == attempt)
+    return query.order_by(Incident.number)
