@@ -117,6 +117,20 @@ class TestTokens:
         assert_problem(more, 403, "missing_scope")
         assert less.status_code == 201
 
+    async def test_nobody_revokes_a_token_that_may_do_more(self, api: Any) -> None:
+        token = await api.create_token("tokens:write", "jobs:read")
+        tokens = {}
+        for scope in ("jobs:read", "incidents:write"):
+            made = await api.client.post("/v1/tokens", json={"name": "x", "scopes": [scope]})
+            tokens[scope] = made.json()
+        async with api.anonymous(Authorization=f"Bearer {token}") as client:
+            more = await client.delete(f"/v1/tokens/{tokens['incidents:write']['id']}")
+            less = await client.delete(f"/v1/tokens/{tokens['jobs:read']['id']}")
+        assert_problem(more, 403, "missing_scope")
+        assert less.status_code == 204
+        async with api.anonymous(Authorization=f"Bearer {tokens['incidents:write']['token']}") as client:
+            assert (await client.get("/v1/me")).status_code == 200
+
     @pytest.mark.parametrize("expires", ["2020-01-01T00:00:00Z", "2027-01-01T00:00:00"])
     async def test_an_end_in_the_past_or_without_zone(self, api: Any, expires: str) -> None:
         body = {"name": "x", "scopes": ["jobs:read"], "expires_at": expires}

@@ -1,4 +1,4 @@
-"""Routes of tokens. Nobody can give more than they have."""
+"""Routes of tokens. Nobody can give more than they have, or take from those who have more."""
 
 from typing import Annotated
 
@@ -86,10 +86,14 @@ async def create_token(
 
 @router.delete("/{token_id}", status_code=204, responses=responses(*READ, CrossSite, NotFound))
 async def revoke_token(token_id: TokenId, session: Session, services: Shared, caller: TokensWriter) -> None:
-    """Takes effect at once, for its console sessions too. Revoking twice is no error."""
+    """Takes effect at once, for its console sessions too. Revoking twice is no error; a token with more
+    scopes than the caller has is refused."""
     token = await TokenRepository(session).get(token_id, for_update=True)
     if token is None:
         raise NotFound(f"no token {token_id!r}; GET /v1/tokens lists them")
+    missing = sorted(set(token.scopes) - {scope.value for scope in caller.scopes})
+    if missing:
+        raise MissingScope(f"you cannot revoke a token with more scopes than yours: {', '.join(missing)}")
     if token.revoked_at is None:
         token.revoked_at = services.now()
         await AuditRepository(session).append(
