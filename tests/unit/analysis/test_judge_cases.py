@@ -33,7 +33,9 @@ class TestNoIncident:
         assert judgement.verdict.verdict_class is VerdictClass.NONE
         return judgement.reason
 
-    @pytest.mark.parametrize(("state", "reason"), [("cancelled", "cancelled"), ("finished", "finished")])
+    @pytest.mark.parametrize(
+        ("state", "reason"), [("cancelled", "cancelled"), ("finished", "finished"), ("ended", "finished")]
+    )
     def test_job_that_is_over(self, state: str, reason: str) -> None:
         job, _ = hung()
         job.job_state = JobState(state)

@@ -14,7 +14,7 @@ def ended(situation: Situation) -> Finding | None:
     dead, told = int(processes.dead.sum()), int(processes.told.sum())
     if told >= max(2, (evidence.world_size + 1) // 2) and told + int(processes.vanished.sum()) == dead:
         return nothing("cancelled", f"{told} of {evidence.world_size} ranks were told to stop")
-    if evidence.job_state == "finished" or (evidence.world_size and bool(processes.ended.all())):
+    if evidence.job_state in ("finished", "ended") or (evidence.world_size and bool(processes.ended.all())):
         return nothing("finished", "every rank ended in order")
     return None
 
