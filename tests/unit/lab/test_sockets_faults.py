@@ -107,6 +107,8 @@ def test_slow_faults_are_beyond_the_threshold_and_not_far_beyond() -> None:
             verdict(VerdictClass.H3, Root(RootKind.GROUP, ranks=(1, 3))),
             Score(True, True, True),
         ),
+        (Injection(Fault.LINK, link=(1, 3)), verdict(VerdictClass.H3, link(3, 1)), Score(True, True, True)),
+        (Injection(Fault.LINK, link=(1, 3)), verdict(VerdictClass.H3, link(3, 0)), Score(True, False, False)),
         (Injection(Fault.LINK, link=(1, 3)), None, NOTHING),
         (Injection(Fault.NONE), None, Score(True, True, True)),
         (Injection(Fault.NONE), verdict(VerdictClass.S1, rank(1)), Score(False, False, True)),

@@ -34,7 +34,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=40.0, metavar="MBIT", help="of each link (40)")
     parser.add_argument("--seed", type=int, metavar="N", help="of the first run (default: drawn, printed)")
     parser.add_argument("--blind", action="store_true", help="hide process states: judge by counts alone")
-    parser.add_argument("--close", action="store_true", help="show edges in every sample, not on suspicion")
+    parser.add_argument("--distant", action="store_true", help="edges as seldom as the agent sends them")
     parser.add_argument("--signatures", action="store_true", help="print the counters of each run")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     return parser.parse_args(arguments)
@@ -51,7 +51,7 @@ def main() -> int:
         size=arguments.ranks,
         shuffle=arguments.shuffle,
         see_processes=not arguments.blind,
-        close=arguments.close,
+        close=not arguments.distant,
     )
     sys.stderr.write(
         f"{arguments.runs} x {fault.value}, {arguments.algorithm} of {options.size}, seed {seed}\n"

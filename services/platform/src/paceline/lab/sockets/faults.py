@@ -107,6 +107,9 @@ def score(injection: Injection, verdict: Verdict | None) -> Score:
     touched = {rank for place in named for rank in place}
     if injection.fault is Fault.NIC:
         root_right = named == wanted or (bool(named) and all(injection.rank in place for place in named))
+    elif injection.fault is Fault.LINK:
+        # Nothing is acknowledged across a cut link, so a tree's traffic stops in both directions.
+        root_right = {frozenset(place) for place in named} == {frozenset(place) for place in wanted}
     else:
         root_right = named == wanted
     return Score(

@@ -47,7 +47,7 @@ class Observer:
         self.reasons: dict[str, int] = {}  # of detector and localizer, to explain what did not happen
         self._topology = topology
         self._see_processes = see_processes
-        self._close = close  # edges in every sample, not only while something stands still
+        self._close = close  # edges in every sample: a run is shorter than the agent's period
         self._policy = RowPolicy(suspect_ms=SUSPECT_MS)
         self._memories: dict[int, RowMemory] = {}
         self._seq = 0

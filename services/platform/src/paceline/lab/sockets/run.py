@@ -41,7 +41,7 @@ class RunOptions:
     window: int = 4
     compute_ms: float = 5.0
     see_processes: bool = True
-    close: bool = False  # EDGE rows in every sample; a slow link of a tree cannot be found without
+    close: bool = True  # EDGE rows in every sample: a run is shorter than the period of the agent
 
 
 @dataclass(frozen=True)
