@@ -175,6 +175,28 @@ class Action:
 
 
 @dataclass(frozen=True)
+class Regain:
+    """What-if: how much faster the job would step were this one root as healthy as it was."""
+
+    root: Root
+    ratio: float | None  # 0.25 = a quarter more steps in the same time; null = not known
+    at_most: bool  # an upper bound: what was lost in collectives may have overlapped with computation
+    reason: str  # the inputs it comes from, or those that are missing
+
+
+@dataclass(frozen=True)
+class SlowLoss:
+    """What a slow fault takes from each step, as judged; durations are medians over ranks."""
+
+    share: float | None  # of the duration of a step, 0 to 1; null = not known
+    at_most: bool  # as in `Regain`
+    step_s: float  # 0 = not known
+    usual_step_s: float  # before the fault; 0 = not known
+    reason: str
+    regains: tuple[Regain, ...]  # one for each initiating root, at most REGAINS_MAX
+
+
+@dataclass(frozen=True)
 class Verdict:
     """One judgement of one stall episode of one job attempt."""
 
@@ -193,6 +215,7 @@ class Verdict:
     stalled_s: float = 0.0  # age of the head of line when judged
     communicators_waiting: int = 0
     would_decide: str = ""  # INCONCLUSIVE: what would decide it
+    loss: SlowLoss | None = None  # slow classes only
 
 
 @dataclass(frozen=True)
@@ -212,4 +235,5 @@ class VerdictRecord:
 
 
 VICTIMS_MAX = 256
+REGAINS_MAX = 8
 EVIDENCE_BUNDLE_BYTES_MAX = 512 * 1024

@@ -17,6 +17,7 @@ from paceline.analysis import (
     stage_slow,
     stage_unknown,
 )
+from paceline.analysis.cost import slow_loss
 from paceline.analysis.evidence import Ints, JobEvidence
 from paceline.analysis.findings import Finding, describe, plural
 from paceline.analysis.policy import JudgePolicy
@@ -115,6 +116,7 @@ def _verdict(situation: Situation, finding: Finding) -> Verdict:
         victims = [rank for rank in victims if rank not in roots]
     comms = _waiting_communicators(situation, np.flatnonzero(situation.stalled))
     is_incident = finding.verdict_class is not VerdictClass.NONE
+    is_slow = finding.verdict_class.is_slow
     confidence = finding.confidence * _trust(situation, coverage) if is_incident else 1.0
     return Verdict(
         verdict_class=finding.verdict_class,
@@ -132,6 +134,7 @@ def _verdict(situation: Situation, finding: Finding) -> Verdict:
         stalled_s=_age_s(situation, finding.op),
         communicators_waiting=comms,
         would_decide=finding.would_decide,
+        loss=slow_loss(situation.evidence, finding.roots, situation.policy) if is_slow else None,
     )
 
 
