@@ -9,16 +9,17 @@ PyObject* none_with_error(PyObject* self) {
   Py_RETURN_NONE;
 }
 
-constexpr int kByteArguments[] = {3, 4, 5, 10};  // group, channel, peer_slot, state
+constexpr int kArguments = 12;
+constexpr int kByteArguments[] = {3, 4, 5, 11};  // group, channel, peer_slot, state
 
 bool fits(int64_t value, int64_t most) { return value >= 0 && value <= most; }
 
 }  // namespace
 
 PyObject* page_progress(PyObject* self, Arguments arguments, Py_ssize_t count) {
-  int64_t values[11];
-  if (count != 11) return none_with_error(self);
-  for (int i = 0; i < 11; i++) {
+  int64_t values[kArguments];
+  if (count != kArguments) return none_with_error(self);
+  for (int i = 0; i < kArguments; i++) {
     if (!to_i64(arguments[i], &values[i]) || values[i] < 0) return none_with_error(self);
   }
   if (!fits(values[0], 63) || !fits(values[1], 1) || !fits(values[2], INT32_MAX)) return none_with_error(self);
@@ -36,7 +37,8 @@ PyObject* page_progress(PyObject* self, Arguments arguments, Py_ssize_t count) {
   advance.count = static_cast<uint32_t>(values[7]);
   advance.bytes = static_cast<uint64_t>(values[8]);
   advance.wait_ns = static_cast<uint64_t>(values[9]);
-  advance.state = static_cast<uint8_t>(values[10]);
+  advance.early_wait_ns = static_cast<uint64_t>(values[10]);
+  advance.state = static_cast<uint8_t>(values[11]);
   paceline_progress_v1(page_of_object(self), static_cast<int>(values[0]), &advance);
   Py_RETURN_NONE;
 }

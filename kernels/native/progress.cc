@@ -77,7 +77,7 @@ void paceline_progress_v1(paceline_page_v1* page, int slot, const paceline_advan
   if (edge == nullptr) return count_error(page);
   add(edge->count, advance->count);
   add(edge->bytes, advance->bytes);
-  add(edge->wait_ns, advance->wait_ns);
+  add(edge->wait_ns, advance->wait_ns + advance->early_wait_ns);
 }
 
 void paceline_describe_v1(paceline_page_v1* page, int64_t ticket, uint8_t algorithm, uint8_t protocol,

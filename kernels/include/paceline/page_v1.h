@@ -57,6 +57,7 @@ typedef struct paceline_advance_v1 {
   uint32_t count;    /* slices delivered to the peer's host, or received whole */
   uint64_t bytes;    /* of these */
   uint64_t wait_ns;  /* waited for this peer after the pipeline had filled */
+  uint64_t early_wait_ns; /* waited before that, in an operation that stands still: only the edge counts it */
   uint8_t state;     /* of this direction of the channel: 0 idle, 1 moving, 2 waits for the peer */
 } paceline_advance_v1;
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from paceline.collectives.host import links
 from paceline.collectives.host.errors import (
     HostCollectiveError,
     MismatchError,
@@ -18,7 +19,7 @@ from paceline.collectives.host.errors import (
     TimedOutError,
 )
 from paceline.collectives.host.group import HostGroup, HostOptions
-from paceline.collectives.host.meter import Membership
+from paceline.collectives.host.meter import ChannelState, Membership
 from paceline.collectives.host.schedule import Cut, Topology, make_schedule
 from paceline.contracts.codes import Algorithm, FrameFlag, OpState, Protocol, Source
 
@@ -113,6 +114,28 @@ def test_counts_advance_while_the_operation_stands_still(make_team: MakeTeam) ->
     team.start(reduce_rounds(1), only={1})
     team.join()
     assert {int(member.frame()["completed"]) for member in team.ranks} == {2}
+
+
+def test_standing_still_before_the_pipeline_is_full_shows_on_the_edge(
+    make_team: MakeTeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 3 gets no slice at all, which is what a link that was cut early looks like."""
+    monkeypatch.setattr(links, "STILL_NS", 50_000_000)
+    team = make_team(RING, SMALL)
+    team.run(lambda member: None)
+    team.start(reduce_rounds(1), only={0, 2, 3})
+
+    def received_wait_ns() -> int:
+        edges = team.ranks[3].detail().edges
+        return int(edges["wait_ns"][edges["direction"] == 1].sum())
+
+    until(lambda: received_wait_ns() > 100_000_000)
+    frame = team.ranks[3].frame()
+    assert int(frame["recv_wait_ns"].sum()) == 0
+    assert frame["channel"][0]["recv_state"] == ChannelState.WAITING
+    team.start(reduce_rounds(1), only={1})
+    team.join()
+    assert team.ranks[3].frame()["channel"][0]["recv_state"] == ChannelState.IDLE
 
 
 def test_a_late_rank_waits_least(make_team: MakeTeam) -> None:

@@ -33,10 +33,22 @@ def advance(
     posted: int = 0,
     count: int = 0,
     wait_ns: int = 0,
+    early_wait_ns: int = 0,
     state: int = 1,
 ) -> None:
     page.progress(
-        slot, direction, peer, group, channel, peer_slot, posted, count, 100 * count, wait_ns, state
+        slot,
+        direction,
+        peer,
+        group,
+        channel,
+        peer_slot,
+        posted,
+        count,
+        100 * count,
+        wait_ns,
+        early_wait_ns,
+        state,
     )
 
 
@@ -76,6 +88,16 @@ def test_edges_are_told_apart_by_peer_group_and_direction(probe: Probe) -> None:
         (3, 1, 0, 8, 800, 0),
     ]
     assert probe.frame()["send_wait_ns"].tolist() == [10, 0, 0, 0]
+
+
+def test_early_waits_count_on_the_edge_alone(probe: Probe) -> None:
+    slot = open_counting(probe)
+    ticket = probe.enter(slot)
+    advance(probe.page, slot, RECEIVE, 2, wait_ns=5, early_wait_ns=70)
+    probe.page.complete(ticket)
+    assert probe.frame()["recv_wait_ns"].tolist() == [5, 0, 0, 0]
+    assert probe.detail().edges["wait_ns"].tolist() == [75]
+    assert probe.detail().newest()[1]["recv_wait_ns"].tolist() == [5]
 
 
 def test_channels_count_apart_and_show_their_state(probe: Probe) -> None:
@@ -157,16 +179,16 @@ def test_description_of_an_operation_that_is_over_changes_nothing(probe: Probe) 
 @pytest.mark.parametrize(
     "arguments",
     [
-        (0, 2, 1, 0, 0, 0, 1, 1, 1, 1, 0),  # direction
-        (0, 0, -1, 0, 0, 0, 1, 1, 1, 1, 0),  # peer
-        (0, 0, 1, 3, 0, 0, 1, 1, 1, 1, 0),  # group
-        (0, 0, 1, 0, 64, 0, 1, 1, 1, 1, 0),  # channel
-        (0, 0, 1, 0, 0, 4, 1, 1, 1, 1, 0),  # peer slot
-        (0, 0, 1, 0, 0, 0, 1 << 32, 1, 1, 1, 0),  # posted
-        (64, 0, 1, 0, 0, 0, 1, 1, 1, 1, 0),  # slot
-        (5, 0, 1, 0, 0, 0, 1, 1, 1, 1, 0),  # slot never opened
+        (0, 2, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0),  # direction
+        (0, 0, -1, 0, 0, 0, 1, 1, 1, 1, 0, 0),  # peer
+        (0, 0, 1, 3, 0, 0, 1, 1, 1, 1, 0, 0),  # group
+        (0, 0, 1, 0, 64, 0, 1, 1, 1, 1, 0, 0),  # channel
+        (0, 0, 1, 0, 0, 4, 1, 1, 1, 1, 0, 0),  # peer slot
+        (0, 0, 1, 0, 0, 0, 1 << 32, 1, 1, 1, 0, 0),  # posted
+        (64, 0, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0),  # slot
+        (5, 0, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0),  # slot never opened
         (0, 0, 1),
-        ("a",) * 11,
+        ("a",) * 12,
     ],
 )
 def test_wrong_arguments_are_counted_and_change_nothing(probe: Probe, arguments: tuple[object, ...]) -> None:

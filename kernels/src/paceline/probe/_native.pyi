@@ -53,6 +53,7 @@ class Page:
         count: int,
         bytes: int,
         wait_ns: int,
+        early_wait_ns: int,
         state: int,
         /,
     ) -> None: ...

@@ -32,7 +32,7 @@ class Page(_native.Page):
     - `settler(ticket, followed)`: a callable for a future's `add_done_callback`; it completes the ticket,
       failed where `future.value()` raises, and takes it out of the dict `followed`.
     - `describe(ticket, algorithm, protocol, channels)` and `progress(slot, direction, peer, group, channel,
-      peer_slot, posted, count, bytes, wait_ns, state)`: for sources that see inside an operation; all
+      peer_slot, posted, count, bytes, wait_ns, early_wait_ns, state)`: for sources that see inside an operation; all
       numbers of `progress` are increments (see paceline_advance_v1).
     - `set_phase(phase, name)`, `set_step(step)`, `set_host_wait(kind, name, rank)` (kind NONE ends it),
       `add_paced(ns)`, `beat()` (the Python heartbeat), `set_identity(...)`, `add_flags(slot, flags)`,

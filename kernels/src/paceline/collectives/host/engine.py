@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from paceline.collectives.host.errors import TimedOutError
 from paceline.collectives.host.links import Operation, ReceiveLink, SendLink
-from paceline.collectives.host.meter import ChannelState, Meter
+from paceline.collectives.host.meter import ChannelState, Meter, News
 from paceline.collectives.host.schedule import Edge, Program, Schedule, Step
 
 # Counters and waits on the page are at most so old while an operation stands still.
@@ -46,6 +46,7 @@ class Engine:
         self._receives = {link.edge: link for link in receives}
         self._meter = meter
         self._monotonic_ns = monotonic_ns
+        self._moved_ns = 0  # last step of the operation
         self._poll = select.poll()
         links: list[SendLink | ReceiveLink] = [*self._sends.values(), *self._receives.values()]
         self._by_fd = {link.sock.fileno(): link for link in links}
@@ -62,6 +63,7 @@ class Engine:
         for edge, receive in self._receives.items():
             receive.begin_receiving(schedule.fill.get(edge, 0), schedule.counts.get(edge, 0))
         operation = Operation(number, array.size)
+        self._moved_ns = self._monotonic_ns()
         cursors = [_Cursor(program) for program in schedule.programs]
         while True:
             for cursor in cursors:
@@ -100,6 +102,7 @@ class Engine:
                 for edge in step.sends:
                     self._sends[edge].post(operation, outgoing)
             cursor.at += 1
+            self._moved_ns = 0  # now; the clock is read once it waits
 
     def _missing(self, step: Step) -> list[Edge]:
         """What this step waits for."""
@@ -113,10 +116,11 @@ class Engine:
     def _wait(self, blocked: set[Edge], timeout_ms: int) -> None:
         self._watch_writes()
         before_ns = self._monotonic_ns()
+        self._moved_ns = self._moved_ns or before_ns
         events = self._poll.poll(timeout_ms)
         waited_ns = self._monotonic_ns() - before_ns
         for edge in blocked:
-            self._link(edge).waited(waited_ns)
+            self._link(edge).waited(waited_ns, before_ns - self._moved_ns)
         for fd, _ in events:
             link = self._by_fd[fd]
             link.on_readable()
@@ -148,11 +152,12 @@ class Engine:
     def _tell(self, blocked: set[Edge]) -> None:
         """Bring the page up to date."""
         for link in self._by_fd.values():
-            if link.is_news:
-                state = ChannelState.WAITING if link.edge in blocked else ChannelState.MOVING
-                self._meter.advanced(link.edge, link.posted, link.done, link.done_bytes, link.wait_ns, state)
-                link.told()
+            waiting = link.edge in blocked
+            if link.news or waiting != link.waiting:
+                state = ChannelState.WAITING if waiting else ChannelState.MOVING
+                self._meter.advanced(link.edge, link.news, state)
+                link.news, link.waiting = News(), waiting
 
     def _rest(self) -> None:
         for link in self._by_fd.values():
-            self._meter.advanced(link.edge, 0, 0, 0, 0, ChannelState.IDLE)
+            self._meter.advanced(link.edge, News(), ChannelState.IDLE)

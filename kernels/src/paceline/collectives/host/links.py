@@ -14,12 +14,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from paceline.collectives.host.errors import MismatchError, PeerLostError
+from paceline.collectives.host.meter import News
 from paceline.collectives.host.schedule import Edge
 
 # round, elements of the operation, index of the slice on this link, each the low 32 bits; payload bytes
 HEADER = struct.Struct("<IIII")
 _LOW = 0xFFFFFFFF
 READ_BYTES = 1 << 18
+STILL_NS = 1_000_000_000
 SIOCOUTQ = 0x5411
 _GONE = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.ECONNABORTED)
 _COUNT = struct.Struct("i")
@@ -40,26 +42,24 @@ class _Link:
         self.edge = edge
         self.sock = sock
         self.closed = False  # the peer has hung up
-        self.posted = 0
-        self.done = 0
-        self.done_bytes = 0
-        self.wait_ns = 0
+        self.news = News()
+        self.waiting = False  # as the page says
         self.steps = 0  # in this operation
         self.fill = 0  # steps of this operation before waits count
 
     def begin(self, fill: int) -> None:
         self.steps, self.fill = 0, fill
 
-    @property
-    def is_news(self) -> bool:
-        return bool(self.posted or self.done or self.wait_ns)
+    def waited(self, wait_ns: int, still_ns: int) -> None:
+        """The operation waited for this link; nothing has moved in it for `still_ns`.
 
-    def waited(self, wait_ns: int) -> None:
+        Waits before the pipeline is full say who came late and not which link is slow, so they do not
+        count; but where the operation stands still they are the only sign of what it waits for.
+        """
         if self.steps >= self.fill:
-            self.wait_ns += wait_ns
-
-    def told(self) -> None:
-        self.posted = self.done = self.done_bytes = self.wait_ns = 0
+            self.news.wait_ns += wait_ns
+        elif still_ns >= STILL_NS:
+            self.news.early_wait_ns += wait_ns
 
     def receive(self) -> bytes:
         """What is there now; empty where nothing is, or where the peer has hung up."""
@@ -105,7 +105,7 @@ class SendLink(_Link):
         self._undelivered.append((self._end, len(payload)))
         self.index = (self.index + 1) & _LOW
         self.credit -= 1
-        self.posted += 1
+        self.news.posted += 1
         self.steps += 1
         self.flush()
 
@@ -132,8 +132,8 @@ class SendLink(_Link):
         (unacked,) = _COUNT.unpack(fcntl.ioctl(self.sock.fileno(), SIOCOUTQ, bytes(4)))
         delivered = self._written - int(unacked)
         while self._undelivered and self._undelivered[0][0] <= delivered:
-            self.done += 1
-            self.done_bytes += self._undelivered.popleft()[1]
+            self.news.done += 1
+            self.news.done_bytes += self._undelivered.popleft()[1]
 
     def on_readable(self) -> None:
         """Credits have come."""
@@ -164,7 +164,7 @@ class ReceiveLink(_Link):
         """Ask for the first window of `count` slices."""
         self.begin(fill)
         first = min(self.window, count)
-        self.posted += first
+        self.news.posted += first
         self.remaining = count - first
 
     def on_readable(self) -> None:
@@ -188,12 +188,12 @@ class ReceiveLink(_Link):
                 f"slice {self.index}, {length} bytes, of round {wanted.round} over {wanted.count} elements",
             )
         self.index = (self.index + 1) & _LOW
-        self.done += 1
-        self.done_bytes += length
+        self.news.done += 1
+        self.news.done_bytes += length
         self.steps += 1
         if self.remaining:
             self.remaining -= 1
-            self.posted += 1
+            self.news.posted += 1
         self._give_credit()
         return payload
 

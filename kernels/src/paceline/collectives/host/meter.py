@@ -26,6 +26,20 @@ class Membership:
     global_rank: int
 
 
+@dataclass
+class News:
+    """What happened on one edge since the page was told. Slices, bytes of those done, ns."""
+
+    posted: int = 0
+    done: int = 0
+    done_bytes: int = 0
+    wait_ns: int = 0
+    early_wait_ns: int = 0  # before the pipeline was full
+
+    def __bool__(self) -> bool:
+        return bool(self.posted or self.done or self.wait_ns or self.early_wait_ns)
+
+
 class Meter:
     """One communicator of one page; without a page every call does nothing."""
 
@@ -51,14 +65,12 @@ class Meter:
         self._page.returned(ticket)  # handed over to the engine
         return ticket
 
-    def advanced(
-        self, edge: Edge, posted: int, count: int, count_bytes: int, wait_ns: int, state: ChannelState
-    ) -> None:
-        """`count` slices of `count_bytes` in all were delivered or received; all are increments."""
+    def advanced(self, edge: Edge, news: "News", state: ChannelState) -> None:
+        """What is new on `edge`; all are increments."""
         if self._page is not None:
             self._page.progress(
                 self._slot, edge.direction, edge.peer, edge.group, edge.channel, edge.peer_slot,
-                posted, count, count_bytes, wait_ns, state,
+                news.posted, news.done, news.done_bytes, news.wait_ns, news.early_wait_ns, state,
             )  # fmt: skip
 
     def completed(self, ticket: int, *, failed: bool) -> None:
