@@ -439,7 +439,8 @@ export interface paths {
         post?: never;
         /**
          * Revoke Token
-         * @description Takes effect at once, for its console sessions too. Revoking twice is no error.
+         * @description Takes effect at once, for its console sessions too. Revoking twice is no error; a token with more
+         *     scopes than the caller has is refused.
          */
         delete: operations["revoke_token_v1_tokens__token_id__delete"];
         options?: never;
