@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help setup demo test lint types e2e bench openapi lock clean
+.PHONY: help setup demo test lint types e2e bench eval openapi lock clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -34,6 +34,9 @@ e2e: setup ## the browser test alone
 
 bench: setup ## the figures of docs/performance.md
 	@$(PY) tests/bench/run.py
+
+eval: setup ## known faults in simulated jobs: right class, right root, how soon (hours)
+	@$(VENV)/bin/paceline eval
 
 openapi: ## write openapi.json and the console's types from the running code
 	@$(PY) -m paceline.api.openapi services/platform/openapi.json
