@@ -293,3 +293,18 @@ class TestProgress:
         job.hang(7, missing=[3])
         assert seen.idle(22) == []
         assert stalls(seen.idle(5))[0].reason is Reason.LEARNED_LIMIT
+
+
+class TestRendezvous:
+    def test_rank_that_never_arrives_is_a_stall_of_the_warm_up(self, fake_job: Any, watch: Any) -> None:
+        """Also where the script declares the phase `init`, which is no reason to wait for ever."""
+        job = fake_job()
+        for rank, process in job.process.items():
+            process.step, process.phase = 0, Phase.INIT
+            if rank != 3:
+                process.host_wait, process.host_wait_age_ms = HostWait.BOOTSTRAP, 118_000
+        seen = watch(job)
+        assert stalls(seen.idle(1)) == []
+        for process in job.process.values():
+            process.host_wait_age_ms = 121_000 if process.host_wait else 0
+        assert [decision.reason for decision in stalls(seen.idle(2))][:1] == [Reason.HOST_WAIT]

@@ -345,7 +345,15 @@ def _once(rows: Rows) -> Rows:
 def _edge_rows(view: PageView, facts: Facts) -> Rows:
     edges = view.edges
     used = (edges["count"] > 0) | (edges["bytes"] > 0) | (edges["wait_ns"] > 0)
-    return _peer_table(view, facts, edges[used], view.edge_frames[used], EDGE_ROW)
+    rows = _peer_table(view, facts, edges[used], view.edge_frames[used], EDGE_ROW)
+    if len(rows):
+        channels = view.frames["channel"][view.edge_frames[used]]
+        states = np.where(
+            rows["direction"] == 0, channels["send_state"].max(axis=1), channels["recv_state"].max(axis=1)
+        )
+        # A channel has one neighbour on each side of a ring, and several in a tree.
+        rows["state"] = np.where(rows["group"] == 0, states, 0)
+    return rows
 
 
 def _peer_rows(view: PageView, facts: Facts, now_ns: int) -> Rows:

@@ -22,6 +22,7 @@ from paceline.analysis.evidence import Ints, JobEvidence
 from paceline.analysis.findings import Finding, describe, plural
 from paceline.analysis.policy import JudgePolicy
 from paceline.analysis.situation import Situation, read_situation
+from paceline.analysis.waits import Links
 from paceline.contracts.codes import Source
 from paceline.contracts.verdicts import VICTIMS_MAX, Coverage, Root, RootKind, Verdict, VerdictClass
 
@@ -70,6 +71,7 @@ STAGES: tuple[tuple[str, Stage], ...] = (
     ("delayed", stage_enter.delayed),
     ("bootstrap", stage_init.bootstrap),
     ("slow", stage_slow.slow),
+    ("calls_stopped", stage_unknown.calls_stopped),
     ("nothing_stalled", stage_unknown.nothing_stalled),
 )
 
@@ -107,8 +109,8 @@ def _verdict(situation: Situation, finding: Finding) -> Verdict:
         for root in finding.roots
         for rank in (root.ranks or ((root.rank, root.peer_rank) if _is_link(root) else (root.rank,)))
     }
-    stalled = situation.stalled[situation.graph.holds.op]
-    holders = np.unique(situation.graph.holds.rank[stalled])
+    holds = Links.join([situation.graph.holds, situation.graph.behind])
+    holders = np.unique(holds.rank[situation.stalled[holds.op]])
     waiting = finding.waiting if finding.waiting is not None else tuple(int(rank) for rank in holders)
     named_group = any(root.rank is None and root.ranks for root in finding.roots)
     victims = [rank for rank in waiting if named_group or rank not in roots]

@@ -19,6 +19,8 @@ class JudgePolicy:
     phase_patience_s: float = 600.0
     # A missing rank that makes progress elsewhere is called late only after this.
     delayed_enter_s: float = 30.0
+    # Where completion is not seen a pause looks like a hang: the paper's limit (papers.md 1.1).
+    backstop_s: float = 300.0
     # Bootstrap and rendezvous are slow on big jobs.
     init_age_s: float = 120.0
     # The first use of a communicator connects; large ones take this long on a busy network.

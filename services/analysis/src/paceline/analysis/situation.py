@@ -51,7 +51,8 @@ class Situation:
     def strong_holds(self) -> Links:
         """Holds that really keep a rank from going on."""
         graph = self.graph
-        return graph.holds.where(~graph.weak[graph.holds.op] & ~self.unrecorded[graph.holds.op])
+        inside = graph.holds.where(~graph.weak[graph.holds.op] & ~self.unrecorded[graph.holds.op])
+        return Links.join([inside, graph.behind])
 
     @cached_property
     def busy(self) -> Mask:
@@ -120,7 +121,8 @@ class Situation:
     def edges_with_sends(self) -> "Edges":
         """As `edges`, with open sends taken for something that keeps a rank."""
         graph = self.graph
-        by_lack = _join(graph.lacks, graph.holds.where(~self.unrecorded[graph.holds.op]))
+        holds = Links.join([graph.holds.where(~self.unrecorded[graph.holds.op]), graph.behind])
+        by_lack = _join(graph.lacks, holds)
         return Edges(
             np.concatenate([by_lack.source, self.edges.source]),
             np.concatenate([by_lack.target, self.edges.target]),

@@ -16,7 +16,15 @@ from paceline.analysis.findings import (
 )
 from paceline.analysis.situation import Situation
 from paceline.contracts.codes import DType, ReduceOp
-from paceline.contracts.verdicts import Action, ActionKind, Owner, SubReason, VerdictClass
+from paceline.contracts.ids import format_communicator
+from paceline.contracts.verdicts import (
+    Action,
+    ActionKind,
+    Operation,
+    Owner,
+    SubReason,
+    VerdictClass,
+)
 
 _FIELDS = (
     ("function", SubReason.OPERATION_MISMATCH),
@@ -40,13 +48,82 @@ class _Call:
 
 
 def mismatch(situation: Situation) -> Finding | None:
-    """The stalled round with the most waiting ranks whose members' signatures differ."""
+    """The first round in which members' signatures differ: a slip may surface only rounds later."""
+    earlier = _diverged(situation)
     ops = _suspicious(situation)
     for op in sorted(ops, key=lambda op: (-int(situation.graph.age_ms[op]), op)):
-        calls = _calls(situation, op)
+        number = int(situation.graph.collectives.round[op])
+        if op in earlier and earlier[op] < number:
+            continue
+        calls = _calls(situation, op, number)
         if len({call.signature for call in calls.values()}) > 1:
-            return _judge_calls(situation, op, calls)
+            return _judge_calls(situation, op, calls, number)
+    for op, number in sorted(earlier.items(), key=lambda item: (item[1], item[0])):
+        return _judge_calls(situation, op, _calls(situation, op, number), number)
+    return pair_mismatch(situation)
+
+
+def _diverged(situation: Situation) -> dict[int, int]:
+    """Communicator -> its earliest recorded round with differing signatures, where it stands still or
+    nobody can say whether it does."""
+    evidence, collectives = situation.evidence, situation.graph.collectives
+    rows = evidence.rounds
+    rows = rows[(rows["round"] > 0) & (rows["signature"] > 0)]
+    if len(rows) == 0 or evidence.communicators == 0:
+        return {}
+    comm = evidence.index_of(rows["comm"])
+    eligible = collectives.level | situation.stalled[: evidence.communicators]
+    usable = (comm >= 0) & eligible[comm]
+    rows, comm = rows[usable], comm[usable]
+    if len(rows) == 0:
+        return {}
+    order = np.lexsort((rows["round"], comm))
+    number, comm, signature = rows["round"][order], comm[order], rows["signature"][order]
+    starts = np.flatnonzero(np.r_[True, (comm[1:] != comm[:-1]) | (number[1:] != number[:-1])])
+    differs = np.maximum.reduceat(signature, starts) != np.minimum.reduceat(signature, starts)
+    found: dict[int, int] = {}
+    for at in starts[differs][::-1]:
+        found[int(comm[at])] = int(number[at])  # rounds ascend, so the earliest stays
+    return found
+
+
+def pair_mismatch(situation: Situation) -> Finding | None:
+    """A message whose two ends have both been posted and differ in size or type. Two ranks: no vote."""
+    graph, evidence = situation.graph, situation.evidence
+    pairs = graph.pairs
+    both = np.flatnonzero(situation.stalled[graph.pair_base : graph.host_base] & (pairs.peer_issue > 0))
+    both = both[pairs.sends[both]]
+    if len(both) == 0 or len(evidence.rounds) == 0:
+        return None
+    rows = evidence.rounds[evidence.rounds["round"] == 0]
+    table = {(int(row["rank"]), int(row["issue"])): row for row in rows[np.isin(rows["rank"], pairs.rank)]}
+    for at in both:
+        sender, receiver = int(pairs.rank[at]), int(pairs.peer[at])
+        left = table.get((sender, int(pairs.issue[at])))
+        right = table.get((receiver, int(pairs.peer_issue[at])))
+        if left is None or right is None:
+            continue
+        for field, sub in (("dtype", SubReason.DTYPE_MISMATCH), ("count", SubReason.SIZE_MISMATCH)):
+            if int(left[field]) != int(right[field]) and min(int(left[field]), int(right[field])) > 0:
+                words = f"{_word(field, int(left[field]))} sent, {_word(field, int(right[field]))} expected"
+                return _no_vote(situation, graph.pair_base + int(at), [sender, receiver], words, sub)
     return None
+
+
+def _no_vote(situation: Situation, op: int, ranks: list[int], words: str, sub: SubReason) -> Finding:
+    return Finding(
+        "pair_mismatch",
+        VerdictClass.H2,
+        f"{name_ranks(ranks)} disagree in {phrase(situation, op)}: {words}",
+        sub,
+        (group_root(situation.evidence, ranks, "disagree"),),
+        op,
+        Owner.USER_CODE,
+        Action(ActionKind.FIX_CODE, name_ranks(ranks), "compare what these ranks call here"),
+        0.7,
+        (note("pair", words, threshold="two ranks: no vote"),),
+        would_decide="the message that the training script expects here",
+    )
 
 
 def _suspicious(situation: Situation) -> list[int]:
@@ -64,14 +141,14 @@ def _suspicious(situation: Situation) -> list[int]:
     return [int(op) for op in np.flatnonzero(stalled & ((highest != lowest) | passed))]
 
 
-def _calls(situation: Situation, op: int) -> dict[int, _Call]:
+def _calls(situation: Situation, op: int, number: int) -> dict[int, _Call]:
     """What each member called in the round, from its head of line or from its recorded rounds."""
     evidence, collectives = situation.evidence, situation.graph.collectives
     part = slice(int(evidence.offsets[op]), int(evidence.offsets[op + 1]))
-    inside = collectives.inside[part]
+    inside = collectives.inside[part] & (evidence.state["head_round"][part] == number)
     state, ranks = evidence.state[part][inside], evidence.member_rank[part][inside]
     rows = evidence.rounds
-    at = (rows["comm"] == evidence.comm_ids[op]) & (rows["round"] == collectives.round[op])
+    at = (rows["comm"] == evidence.comm_ids[op]) & (rows["round"] == number)
     known = set(evidence.member_rank[part].tolist())
     calls = {
         int(row["rank"]): _call(int(row["signature"]), row, int(row["count"]))
@@ -95,16 +172,23 @@ def _call(signature: int, row: np.void, count: int) -> _Call:
     )
 
 
-def _judge_calls(situation: Situation, op: int, calls: dict[int, _Call]) -> Finding:
+def _judge_calls(situation: Situation, op: int, calls: dict[int, _Call], number: int) -> Finding:
     evidence = situation.evidence
+    here = number == int(situation.graph.collectives.round[op])
+    shown = None if here else _operation(situation, op, calls, number)
+    place = (
+        phrase(situation, op)
+        if shown is None
+        else f"{shown.function} round {number} of {evidence.comm_name(op)}"
+    )
     votes = Counter(call.signature for call in calls.values())
     winner, most = max(votes.items(), key=lambda item: (item[1], -item[0]))
     odd = sorted(rank for rank, call in calls.items() if call.signature != winner)
-    unknown = len(situation.blind(op))
+    unknown = len(situation.blind(op)) if here else len(evidence.members(op)) - len(calls)
     siblings, sibling_winner = (0, 0)
     decided = most > len(odd) + unknown
     if not decided:
-        siblings, sibling_winner = _sibling_vote(situation, op, votes)
+        siblings, sibling_winner = _sibling_vote(situation, op, votes, number)
         if siblings:
             winner, decided = sibling_winner, True
             odd = sorted(rank for rank, call in calls.items() if call.signature != winner)
@@ -113,8 +197,7 @@ def _judge_calls(situation: Situation, op: int, calls: dict[int, _Call]) -> Find
     notes = [
         note(
             "signatures",
-            f"{len(calls) - len(odd)} ranks agree, {name_ranks(odd)} differ in round "
-            f"{int(situation.graph.collectives.round[op])}: {words}",
+            f"{len(calls) - len(odd)} ranks agree, {name_ranks(odd)} differ in round {number}: {words}",
             threshold="strict majority of the ranks inside, unknown ranks counted against",
             votes=dict(sorted((f"{key:016x}", value) for key, value in votes.items())),
             unknown=unknown,
@@ -128,7 +211,7 @@ def _judge_calls(situation: Situation, op: int, calls: dict[int, _Call]) -> Find
         return Finding(
             "mismatch_without_majority",
             VerdictClass.H2,
-            f"{name_ranks(sorted(calls))} disagree in {phrase(situation, op)}: {words}",
+            f"{name_ranks(sorted(calls))} disagree in {place}: {words}",
             SubReason.NO_MAJORITY,
             (group_root(evidence, sorted(calls), "disagree"),),
             op,
@@ -137,24 +220,37 @@ def _judge_calls(situation: Situation, op: int, calls: dict[int, _Call]) -> Find
             0.7,
             tuple(notes),
             would_decide="the call that the training script expects here",
+            operation=shown,
         )
     return Finding(
         "mismatch",
         VerdictClass.H2,
-        f"{name_ranks(odd)} disagrees in {phrase(situation, op)}: {words}"
-        if len(odd) == 1
-        else f"{name_ranks(odd)} disagree in {phrase(situation, op)}: {words}",
+        f"{name_ranks(odd)} {'disagrees' if len(odd) == 1 else 'disagree'} in {place}: {words}",
         sub,
         rank_roots(evidence, odd, situation.policy.roots_max),
         op,
         Owner.USER_CODE,
         Action(ActionKind.FIX_CODE, name_ranks(odd), "make every rank call the same operation"),
-        (0.8 if siblings else 0.97) * (1.0 if most >= 3 or siblings else 0.85),
+        (0.8 if siblings else 0.97) * (1.0 if most >= 3 or siblings else 0.85) * (1.0 if here else 0.9),
         tuple(notes),
+        operation=shown,
     )
 
 
-def _sibling_vote(situation: Situation, op: int, votes: Counter[int]) -> tuple[int, int]:
+def _operation(situation: Situation, op: int, calls: dict[int, _Call], number: int) -> Operation:
+    """An earlier round than the one that stands still."""
+    evidence = situation.evidence
+    usual = Counter(call.function for call in calls.values()).most_common(1)[0][0]
+    return Operation(
+        communicator=format_communicator(int(evidence.comm_ids[op])),
+        communicator_name=evidence.comm_name(op),
+        function=function_name(usual),
+        round=number,
+        size=len(evidence.members(op)),
+    )
+
+
+def _sibling_vote(situation: Situation, op: int, votes: Counter[int], number: int) -> tuple[int, int]:
     """(rounds, signature) with which groups of the same kind and size decide a tie; (0, 0) if none.
 
     Tensor groups of one job run the same program, so round n of one is round n of the others.
@@ -168,7 +264,6 @@ def _sibling_vote(situation: Situation, op: int, votes: Counter[int]) -> tuple[i
         for index, other in enumerate(evidence.comm_kinds)
         if other == kind and index != op and len(evidence.members(index)) == size
     ]
-    number = situation.graph.collectives.round[op]
     rounds = evidence.rounds
     at = np.isin(rounds["comm"], evidence.comm_ids[alike]) & (rounds["round"] == number)
     seen = [int(value) for value in rounds["signature"][at]]

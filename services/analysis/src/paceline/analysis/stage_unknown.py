@@ -15,6 +15,36 @@ from paceline.analysis.situation import Situation
 from paceline.contracts.verdicts import Action, ActionKind, Owner, Role, SubReason, VerdictClass
 
 
+def calls_stopped(situation: Situation) -> Finding | None:
+    """Everybody has made the same calls, nobody makes another, and no source shows completion."""
+    level = situation.graph.collectives.level
+    if situation.stalled.any() or not level.any():
+        return None
+    evidence = situation.evidence
+    mine = level[evidence.comm_of] & evidence.seen
+    age_ms = int(evidence.state["head_age_ms"][mine].min())
+    comm = int(np.flatnonzero(level)[0])
+    if age_ms < situation.policy.backstop_s * 1000 or situation.processes.gated.any():
+        return None
+    return Finding(
+        "calls_stopped",
+        VerdictClass.INCONCLUSIVE,
+        f"no rank has called anything in {evidence.comm_name(comm)} for {age_ms // 1000} s, and this source "
+        f"does not show whether the last round is over",
+        SubReason.MISSING_EVIDENCE,
+        confidence=0.3,
+        evidence=(
+            note(
+                "calls_stopped",
+                "all ranks have entered the same rounds",
+                threshold=f">= {situation.policy.backstop_s:g} s",
+                age_ms=age_ms,
+            ),
+        ),
+        would_decide="a source that shows completion (kernel events of the NCCL profiler plugin), or stacks",
+    )
+
+
 def nothing_stalled(situation: Situation) -> Finding | None:
     """No operation has waited long enough."""
     if situation.stalled.any():

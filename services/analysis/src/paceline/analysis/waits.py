@@ -63,6 +63,7 @@ class Collectives:
     inside: Mask
     lacking: Mask  # observed, has not entered
     passed: Mask  # observed, has left the round
+    behind: Mask  # stands in a later round, which cannot begin before this one
     blind: Mask  # no report
     stale: Mask  # a report that contradicts the others: they left a round it never entered
     level: Mask  # K: all have entered the same rounds and nobody can say whether they are out again
@@ -80,6 +81,7 @@ class WaitGraph:
     holds: Links
     lacks: Links
     blind: Links
+    behind: Links  # ranks that wait in later rounds of the same communicator
     mirrored: Links  # the far ends of pairs that both sides have posted, for the order of issue
     weak: Mask  # ops: sends, which a rank may leave open while it does other things
     opaque: Mask  # ops: receives from any source, which may wait for anybody
@@ -152,6 +154,12 @@ def build_graph(evidence: JobEvidence, processes: Processes) -> WaitGraph:
                 _links(pair_ops[blind_pairs], pairs.peer[blind_pairs]),
             ]
         ),
+        behind=Links(
+            comm_of[collectives.behind],
+            rank[collectives.behind],
+            state["head_issue"][collectives.behind],
+            state["head_age_ms"][collectives.behind].astype(np.int64),
+        ),
         mirrored=Links(pair_ops[both], pairs.peer[both], pairs.peer_issue[both], pairs.age_ms[both]),
         weak=weak,
         opaque=opaque,
@@ -202,6 +210,7 @@ def _collectives(evidence: JobEvidence, processes: Processes) -> Collectives:
         inside=inside,
         lacking=lacking & ~stale,
         passed=is_open & seen & ~inside & ~lacking,
+        behind=is_open & (head > here),
         blind=is_open & (~known | stale),
         stale=stale,
         level=_level(evidence, seen, first),

@@ -10,7 +10,13 @@ import numpy as np
 
 from paceline.analysis.detection.arrays import MS, SECOND_NS, Ints, Rows, join_rows
 from paceline.analysis.detection.evidence import bound_rows, gather_extras
-from paceline.analysis.detection.gates import NO_GATE, GateView, is_stepless_warm, judge_gate
+from paceline.analysis.detection.gates import (
+    NO_GATE,
+    GateView,
+    host_wait_limits_ms,
+    is_stepless_warm,
+    judge_gate,
+)
 from paceline.analysis.detection.intake import Entry, take_members, take_processes
 from paceline.analysis.detection.members import Members
 from paceline.analysis.detection.policy import DetectionPolicy
@@ -323,11 +329,14 @@ class JobBlock:
         return self.now_ns - self.dead_since_ns >= int(self.policy.stall.dead_floor_s * 1000) * MS
 
     def _host_waits(self) -> bool:
-        if self.gate.gate is not Gate.NONE or len(self.processes) == 0:
+        if len(self.processes) == 0:
             return False
+        rendezvous_ms, usual_ms = host_wait_limits_ms(self.gate, self.policy.stall)
         rows = self.processes.rows
-        waits = (rows["host_wait"] != HostWait.NONE) & ((self.processes.marks & GONE.value) == 0)
-        return bool(np.any(waits & (rows["host_wait_age_ms"] >= int(self.policy.stall.backstop_s * 1000))))
+        alive = (self.processes.marks & GONE.value) == 0
+        limit_ms = np.where(rows["host_wait"] == HostWait.BOOTSTRAP, rendezvous_ms, usual_ms)
+        waits = alive & (rows["host_wait"] != HostWait.NONE)
+        return bool(np.any(waits & (rows["host_wait_age_ms"] >= limit_ms)))
 
     def _has_ended(self) -> bool:
         """Every process is gone and none died in disorder."""

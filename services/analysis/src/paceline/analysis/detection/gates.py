@@ -58,6 +58,18 @@ def judge_gate(processes: Processes, stepless_warm: bool, policy: StallPolicy) -
     return NO_GATE
 
 
+def host_wait_limits_ms(gate: GateView, policy: StallPolicy) -> tuple[int, int]:
+    """How long the rendezvous, and any other wait outside a collective, may last.
+
+    The rendezvous is timed by the warm-up even in a declared phase: a rank that never arrives keeps
+    everybody there, and waiting for it is no phase of its own.
+    """
+    if gate.holds or gate.gate is Gate.ENDING:
+        return LIMIT_NEVER_MS, LIMIT_NEVER_MS
+    usual = int(policy.backstop_s * 1000) if gate.gate is Gate.NONE else gate.limit_ms
+    return int(policy.warmup_limit_s * 1000), usual
+
+
 def _long_ms(policy: StallPolicy, phase: Phase) -> int:
     return int(policy.phase_limit_s.get(phase, policy.backstop_s) * 1000)
 

@@ -1,0 +1,291 @@
+"""Late arrivals, host barriers, first connections, device queues, sends in a circle, hidden completion."""
+
+import numpy as np
+import pytest
+
+from paceline.analysis import JobEvidence, JudgePolicy, judge
+from paceline.analysis.judge import explain
+from paceline.contracts.batch import EDGE_ROW, ROUND_ROW
+from paceline.contracts.codes import FrameFlag, Function, HostWait, OpState
+from paceline.contracts.verdicts import Role, RootKind, SubReason, VerdictClass
+from tests.unit.analysis.injections import inject
+from tests.unit.analysis.simulated_job import Call, Shape, SimulatedJob
+from tests.unit.analysis.stalled_transfers import stall_ring
+
+SHAPE = Shape(4, 2, 1)
+
+
+def part_of(evidence: JobEvidence, name: str) -> slice:
+    index = evidence.comm_names.index(name)
+    return slice(int(evidence.offsets[index]), int(evidence.offsets[index + 1]))
+
+
+def stuck(seed: int = 4, shape: Shape = SHAPE, group: str = "tp_0") -> tuple[JobEvidence, slice]:
+    """A round that everybody entered and that does not move, and where its members stand."""
+    job = SimulatedJob(shape, seed)
+    job.stuck = (group, 5)
+    evidence = job.run().evidence()
+    return evidence, part_of(evidence, group)
+
+
+def h1(seed: int = 3, shape: Shape = SHAPE) -> tuple[SimulatedJob, int]:
+    injection = inject("h1", SimulatedJob(shape, seed))
+    return injection.job, injection.ranks[0]
+
+
+class TestLateArrival:
+    def test_rank_that_has_just_entered_is_no_stuck_group(self) -> None:
+        evidence, part = stuck()
+        evidence.state["head_age_ms"][part.start + 1] = 300
+        judgement = explain(evidence)
+        assert judgement.reason == "arrived_late"
+        assert judgement.verdict.sub_reason is SubReason.DELAYED_ENTER
+        assert [root.rank for root in judgement.verdict.roots] == [int(evidence.member_rank[part.start + 1])]
+        assert judgement.settle_s > 0  # it may go on any moment
+
+    def test_rank_that_entered_long_ago_is(self) -> None:
+        evidence, part = stuck()
+        evidence.state["head_age_ms"][part.start + 1] = 3000
+        assert judge(evidence).verdict_class is VerdictClass.H3
+
+
+class TestHostWaits:
+    def test_who_is_missing_from_a_host_barrier_is_named_not_who_waits_there(self) -> None:
+        """One rank waits in a store for anybody and so misses a collective; another one is just idle."""
+        job, waiter = h1()
+        other = (waiter + 1) % 8
+        for rank in range(8):
+            if rank not in (waiter, other):
+                continue
+            job.process[rank] = {"host_wait": HostWait.STORE, "host_wait_age_ms": 8000}
+        evidence = job.evidence()
+        mine = evidence.member_rank == other
+        for name in ("head_round", "head_age_ms", "open_ops"):
+            evidence.state[name][mine] = 0
+        evidence.state["entered"][mine] = evidence.state["completed"][mine]
+        evidence.processes["host_wait"][other] = HostWait.NONE
+        lone = judge(evidence)
+        assert waiter not in {root.rank for root in lone.roots}
+        assert {root.rank for root in lone.roots} == {other}
+
+    def test_all_idle_ranks_wait_for_the_host(self) -> None:
+        job, rank = h1()
+        job.process[rank] = {"host_wait": HostWait.BARRIER, "host_wait_age_ms": 8000}
+        verdict = judge(job.evidence())
+        assert verdict.verdict_class is VerdictClass.H1
+        assert verdict.sub_reason is SubReason.HOST_WAIT
+        assert [root.rank for root in verdict.roots] == [rank]
+
+
+def bootstrapping(missing: int, age_ms: int = 130_000) -> JobEvidence:
+    job = SimulatedJob(SHAPE, 1, steps=0)
+    for rank in range(8):
+        if rank != missing:
+            job.process[rank] = {"host_wait": HostWait.BOOTSTRAP, "host_wait_age_ms": age_ms}
+    return job.run().evidence(hidden=[missing] if missing >= 0 else [])
+
+
+class TestInit:
+    def test_who_never_arrived_is_named(self) -> None:
+        verdict = judge(bootstrapping(5))
+        assert (verdict.verdict_class, verdict.sub_reason) == (VerdictClass.INIT, SubReason.BOOTSTRAP)
+        assert [root.rank for root in verdict.roots] == [5]
+        assert verdict.victims_count == 7
+
+    def test_all_there_and_nothing_happens(self) -> None:
+        verdict = judge(bootstrapping(-1))
+        assert (verdict.verdict_class, verdict.roots) == (VerdictClass.INIT, ())
+
+    def test_not_before_its_time(self) -> None:
+        assert judge(bootstrapping(5, 60_000)).verdict_class is VerdictClass.NONE
+
+    def test_first_use_that_never_completes(self) -> None:
+        job = SimulatedJob(SHAPE, 2)
+        job.stuck = ("dp_1", 1)
+        evidence = job.run().evidence()
+        assert explain(evidence).reason == "connecting"
+        evidence.state["head_age_ms"][evidence.state["head_age_ms"] > 0] += 30_000
+        verdict = judge(evidence)
+        assert (verdict.verdict_class, verdict.sub_reason) == (VerdictClass.INIT, SubReason.LAZY_CONNECT)
+        assert verdict.roots[0].ranks == tuple(job.groups["dp_1"])
+
+    def test_second_use_is_no_connection(self) -> None:
+        job = SimulatedJob(SHAPE, 2)
+        job.stuck = ("dp_1", 2)
+        assert judge(job.run().evidence()).verdict_class is VerdictClass.H3
+
+
+class TestQueues:
+    def start(self, evidence: JobEvidence, part: slice, ranks: list[int]) -> None:
+        evidence.state["state"][part] = OpState.STARTED
+        evidence.state["state"][part][np.isin(evidence.member_rank[part], ranks)] = OpState.ENTERED
+
+    def test_device_that_runs_a_later_operation(self) -> None:
+        job = SimulatedJob(SHAPE, 4, window=6, backend="nccl")
+        job.stuck = ("dp_1", 4)
+        evidence = job.run().evidence()
+        guilty = job.groups["dp_1"][0]
+        self.start(evidence, part_of(evidence, "dp_1"), [guilty])
+        world = part_of(evidence, "world")
+        assert evidence.state["head_round"][world][guilty] > 0
+        evidence.state["state"][world][:] = OpState.ENTERED
+        evidence.state["state"][world][guilty] = OpState.STARTED
+        verdict = judge(evidence)
+        assert verdict.verdict_class is VerdictClass.DEADLOCK
+        assert verdict.sub_reason is SubReason.QUEUE_EXHAUSTION
+        assert [root.rank for root in verdict.roots] == [guilty]
+
+    def test_device_that_runs_nothing(self) -> None:
+        evidence, part = stuck()
+        guilty = int(evidence.member_rank[part.start])
+        self.start(evidence, part, [guilty])
+        verdict = judge(evidence)
+        assert (verdict.verdict_class, verdict.sub_reason) == (VerdictClass.H3, SubReason.DEVICE_QUEUE)
+        assert [root.rank for root in verdict.roots] == [guilty]
+
+
+def test_sends_that_wait_for_each_other() -> None:
+    job = SimulatedJob(Shape(1, 1, 2), 1, steps=0)
+    group = next(name for name, ranks in job.groups.items() if len(ranks) == 2 and name.startswith("pp"))
+    for rank, peer in ((0, 1), (1, 0)):
+        job.ranks[rank].program = [
+            Call(group, Function.SEND, peer=peer),
+            Call(group, Function.RECV, peer=peer),
+        ]
+    verdict = judge(job.run().evidence())
+    assert verdict.verdict_class is VerdictClass.DEADLOCK
+    assert verdict.roots[0].ranks == (0, 1)
+
+
+class TestMessages:
+    def test_two_ends_of_a_message_differ_and_nobody_votes(self) -> None:
+        job = SimulatedJob(Shape(1, 1, 2), 1, steps=0)
+        group = next(name for name in job.groups if name.startswith("pp"))
+        job.ranks[0].program = [Call(group, Function.SEND, 64, peer=1)]
+        job.ranks[1].program = [Call(group, Function.RECV, 65, peer=0)]
+        job._complete_pair = lambda number, rank: False  # type: ignore[method-assign]
+        verdict = judge(job.run().evidence())
+        assert (verdict.verdict_class, verdict.sub_reason) == (VerdictClass.H2, SubReason.SIZE_MISMATCH)
+        assert verdict.roots[0].ranks == (0, 1)
+
+
+class TestHistory:
+    def test_first_divergence_is_judged_not_the_round_that_stands_still(self) -> None:
+        injection = inject("h2_size", SimulatedJob(Shape(4, 4, 1), 6))
+        evidence, (rank,) = injection.job.evidence(), injection.ranks
+        operation = judge(evidence).operation
+        assert operation is not None
+        comm = int(operation.communicator, 16)
+        rows = evidence.rounds
+        before = (rows["comm"] == comm) & (rows["round"] == operation.round - 1)
+        other = int(rows["rank"][before][0])
+        assert other != rank or int(before.sum()) > 1
+        guilty = next(int(r) for r in rows["rank"][before] if int(r) != rank)
+        rows["signature"][before & (rows["rank"] == guilty)] = 12345
+        verdict = judge(evidence)
+        assert verdict.operation is not None
+        assert verdict.operation.round == operation.round - 1
+        assert [root.rank for root in verdict.roots] == [guilty]
+
+
+class TestHiddenCompletion:
+    """NCCL's cheapest tier: calls are all that is seen, the newest one stays the head."""
+
+    def hide(self, evidence: JobEvidence) -> JobEvidence:
+        state = evidence.state
+        state["flags"] |= np.uint16(FrameFlag.COMPLETION_UNOBSERVABLE)
+        state["completed"] = 0
+        state["head_round"] = state["entered"]
+        state["head_age_ms"] = 7000
+        state["open_ops"] = state["entered"] > 0
+        return evidence
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_missing_rank_is_named(self, seed: int) -> None:
+        injection = inject("h1", SimulatedJob(Shape(4, 4, 1), seed, window=6, backend="nccl"))
+        verdict = judge(self.hide(injection.job.evidence()))
+        assert verdict.verdict_class is VerdictClass.H1
+        assert [root.rank for root in verdict.roots] == list(injection.ranks)
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_stuck_round_is_never_called_h3_and_names_nobody(self, seed: int) -> None:
+        injection = inject("h3", SimulatedJob(Shape(4, 4, 1), seed, backend="nccl"))
+        verdict = judge(self.hide(injection.job.evidence()))
+        assert verdict.verdict_class in (VerdictClass.INCONCLUSIVE, VerdictClass.NONE)
+        assert not [root for root in verdict.roots if root.role is Role.INITIATING]
+
+
+class TestPlaces:
+    """Edge rows of a stalled ring, through the whole judgement."""
+
+    def evidence(self, link: bool, seed: int = 1, hidden: int = -1) -> tuple[JobEvidence, int, slice]:
+        evidence, part = stuck(seed, Shape(8, 2, 1))
+        members = evidence.member_rank[part]
+        network, guilty = stall_ring(len(members), seed, link, True)
+        assert network.inside.all()
+        transfers = network.transfers(history=640)
+        rows = np.zeros(2 * len(members), EDGE_ROW)
+        rows["comm"], rows["recent_us"] = evidence.comm_ids[evidence.comm_of[part.start]], 1_000_000
+        for at, (tail, head) in enumerate(zip(transfers.tail, transfers.head, strict=True)):
+            send, receive = rows[2 * at], rows[2 * at + 1]
+            send["rank"], send["peer"], send["count"] = members[tail], head, transfers.sent[at]
+            receive["rank"], receive["peer"], receive["direction"] = members[head], tail, 1
+            receive["count"] = transfers.received[at]
+            send["recent_wait_us"] = 900_000 * int(transfers.sender_waits[at])
+            receive["recent_wait_us"] = 900_000 * int(transfers.receiver_waits[at])
+        evidence.state["flags"][part] = 0
+        object.__setattr__(evidence, "edges", rows)
+        return evidence, guilty, part
+
+    def test_stuck_rank(self) -> None:
+        evidence, guilty, part = self.evidence(link=False)
+        verdict = judge(evidence)
+        assert verdict.verdict_class is VerdictClass.H3
+        assert [(root.kind, root.rank) for root in verdict.roots] == [
+            (RootKind.RANK, int(evidence.member_rank[part][guilty]))
+        ]
+
+    def test_broken_link_and_its_ends_are_no_victims(self) -> None:
+        evidence, guilty, part = self.evidence(link=True)
+        verdict = judge(evidence)
+        members = evidence.member_rank[part]
+        ends = (int(members[guilty]), int(members[(guilty + 1) % len(members)]))
+        assert [(root.kind, root.rank, root.peer_rank) for root in verdict.roots] == [(RootKind.LINK, *ends)]
+        assert not set(ends) & set(verdict.victims)
+        assert f"from rank {ends[0]} to rank {ends[1]}" in verdict.summary
+
+    @pytest.mark.parametrize("link", [False, True])
+    def test_place_is_seen_although_another_rank_is_silent(self, link: bool) -> None:
+        evidence, guilty, part = self.evidence(link)
+        whole = judge(evidence)
+        silent = int(evidence.member_rank[part][(guilty + 4) % 8])
+        evidence.seen[evidence.member_rank == silent] = False
+        evidence.process_seen[silent] = False
+        object.__setattr__(evidence, "edges", evidence.edges[evidence.edges["rank"] != silent])
+        verdict = judge(evidence)
+        assert verdict.roots == whole.roots
+        assert verdict.confidence < whole.confidence
+
+    def test_silent_rank_at_which_all_waits_end_is_named(self) -> None:
+        evidence, guilty, part = self.evidence(link=False)
+        silent = int(evidence.member_rank[part][guilty])
+        evidence.seen[evidence.member_rank == silent] = False
+        evidence.process_seen[silent] = False
+        object.__setattr__(evidence, "edges", evidence.edges[evidence.edges["rank"] != silent])
+        verdict = judge(evidence)
+        assert verdict.verdict_class is VerdictClass.H1
+        assert [root.rank for root in verdict.roots] == [silent]
+        assert verdict.confidence < 0.7
+
+
+def test_counts_that_nobody_sees_name_the_ranks_still_inside() -> None:
+    evidence, part = stuck(4, Shape(8, 4, 1))
+    left = np.arange(part.start, part.stop)[2:]
+    evidence.state["completed"][left] = evidence.state["head_round"][left]
+    evidence.state["head_round"][left] = 0
+    evidence.state["open_ops"][left] = 0
+    rows = np.zeros(0, ROUND_ROW)
+    object.__setattr__(evidence, "rounds", rows)
+    verdict = judge(evidence, JudgePolicy())
+    if verdict.verdict_class is VerdictClass.H3:
+        assert set(verdict.roots[0].ranks) <= set(int(rank) for rank in evidence.member_rank[part][:2])
