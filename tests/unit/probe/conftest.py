@@ -17,7 +17,17 @@ from paceline.probe.writer import Page
 
 ROOT = Path(__file__).parents[3]
 NATIVE = ROOT / "kernels/native"
-WRITER_SOURCES = ("communicator", "heart", "memfd", "open_ops", "operations", "page", "peers", "progress", "ring")
+WRITER_SOURCES = (
+    "communicator",
+    "heart",
+    "memfd",
+    "open_ops",
+    "operations",
+    "page",
+    "peers",
+    "progress",
+    "ring",
+)
 HELPER = Path(__file__).parent / "native/stress.cc"
 
 

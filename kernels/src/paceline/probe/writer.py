@@ -32,11 +32,12 @@ class Page(_native.Page):
     - `settler(ticket, followed)`: a callable for a future's `add_done_callback`; it completes the ticket,
       failed where `future.value()` raises, and takes it out of the dict `followed`.
     - `describe(ticket, algorithm, protocol, channels)` and `progress(slot, direction, peer, group, channel,
-      peer_slot, posted, count, bytes, wait_ns, early_wait_ns, state)`: for sources that see inside an operation; all
-      numbers of `progress` are increments (see paceline_advance_v1).
+      peer_slot, posted, count, bytes, wait_ns, early_wait_ns, state)`: for sources that see inside an
+      operation; all numbers of `progress` are increments (see paceline_advance_v1).
     - `set_phase(phase, name)`, `set_step(step)`, `set_host_wait(kind, name, rank)` (kind NONE ends it),
       `add_paced(ns)`, `beat()` (the Python heartbeat), `set_identity(...)`, `add_flags(slot, flags)`,
-      `count_error()` (the hook's own errors), `finish()` (orderly end), `close()` (stops the native heartbeat; later calls are ignored).
+      `count_error()` (the hook's own errors), `finish()` (orderly end), `close()` (stops the native
+      heartbeat; later calls are ignored).
     - `read_control()`: (detail, pace_ns, pace_expires_ns, generation) as the agent wrote them; pacing
       counts only until `pace_expires_ns` of CLOCK_MONOTONIC.
     """
