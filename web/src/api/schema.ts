@@ -178,7 +178,7 @@ export interface paths {
         };
         /**
          * Get Incident
-         * @description The whole page: what happened, why, what next, did it happen.
+         * @description The whole page: what happened, why, what next, did it happen, and what it costs.
          */
         get: operations["get_incident_v1_incidents__incident_id__get"];
         put?: never;
@@ -710,6 +710,43 @@ export interface components {
          */
         CoordinateSource: "declared" | "device_mesh" | "megatron" | "group_name" | "inferred" | "none";
         /**
+         * CostRead
+         * @description What the incident has cost up to `as_of`, in hours of the job's GPUs, or of its ranks where no GPU is
+         *     registered. `hours` is null where nothing is known, and leaves out `unknown_s`, for which the job was slow
+         *     by an unknown amount. While it goes on, `hours_per_hour` are added each hour. Work that is done again
+         *     after a restart is not counted.
+         */
+        CostRead: {
+            /**
+             * Unit
+             * @enum {string}
+             */
+            unit: "gpu" | "rank";
+            /** Ranks Count */
+            ranks_count: number | null;
+            /** Hours */
+            hours: number | null;
+            /** At Most */
+            at_most: boolean;
+            /** Unknown S */
+            unknown_s: number;
+            /**
+             * As Of
+             * Format: date-time
+             */
+            as_of: string;
+            /** Hours Per Hour */
+            hours_per_hour: number;
+            /** Reason */
+            reason: string;
+            /** Step S */
+            step_s: number | null;
+            /** Usual Step S */
+            usual_step_s: number | null;
+            /** What If */
+            what_if: components["schemas"]["RegainRead"][];
+        };
+        /**
          * CoverageRead
          * @description What the verdict could see.
          */
@@ -942,6 +979,7 @@ export interface components {
             why: components["schemas"]["Why"];
             what_next: components["schemas"]["WhatNext"];
             did_it_happen: components["schemas"]["DidItHappen"];
+            cost: components["schemas"]["CostRead"];
         };
         /**
          * IncidentStatus
@@ -1616,6 +1654,20 @@ export interface components {
             items: components["schemas"]["RankRead"][];
             /** Next Cursor */
             next_cursor: string | null;
+        };
+        /**
+         * RegainRead
+         * @description What-if: how many more steps in the same time (0.25 = a quarter more) if this root were healthy;
+         *     null where the inputs are missing, which `reason` then names.
+         */
+        RegainRead: {
+            root: components["schemas"]["RootRead"];
+            /** Ratio */
+            ratio: number | null;
+            /** At Most */
+            at_most: boolean;
+            /** Reason */
+            reason: string;
         };
         /** ResolutionCreate */
         ResolutionCreate: {

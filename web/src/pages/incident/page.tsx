@@ -10,6 +10,7 @@ import { useKeys } from "../../lib/keys";
 import { formatAge, useNow } from "../../lib/time";
 import { JobMap } from "../../rankmap/job-map";
 import { incidentRoute } from "../../router";
+import { Cost } from "./cost";
 import { Involved, WhatHappened } from "./happened";
 import { WhatNext } from "./next";
 import { copySummary, firstRootRank } from "./summary";
@@ -55,6 +56,7 @@ function IncidentView({ incident }: { readonly incident: Incident }) {
         <div className="grid min-w-0 gap-4">
           <Panel title="What next">
             <WhatNext next={incident.what_next} />
+            <Cost cost={incident.cost} />
           </Panel>
           <Panel title="Did it happen">
             <Timeline incident={incident} />

@@ -92,11 +92,11 @@ async def list_incidents(
 
 @router.get("/{incident_id}", responses=responses(*READ, NotFound))
 async def get_incident(
-    incident_id: IncidentId, session: Session, caller: IncidentsReader, response: Response
+    incident_id: IncidentId, session: Session, services: Shared, caller: IncidentsReader, response: Response
 ) -> IncidentRead:
-    """The whole page: what happened, why, what next, did it happen."""
+    """The whole page: what happened, why, what next, did it happen, and what it costs."""
     incident = await load_incident(session, incident_id)
-    return await _answer(session, incident, response)
+    return await _answer(session, services, incident, response)
 
 
 @router.get("/{incident_id}/timeline", responses=responses(*READ, NotFound))
@@ -175,7 +175,7 @@ class StateChange:
             check_version(incident, self.if_match)
             await act(self.session, incident, note, change_context(self.services, self.caller))
             await self.idempotency.remember(incident.id)
-        return await _answer(self.session, incident, self.response)
+        return await _answer(self.session, self.services, incident, self.response)
 
 
 async def get_change(
@@ -238,6 +238,6 @@ async def _noted(session: Session, incident: Incident, entry_id: int) -> Timelin
     return build_entry(entry)
 
 
-async def _answer(session: Session, incident: Incident, response: Response) -> IncidentRead:
+async def _answer(session: Session, services: Shared, incident: Incident, response: Response) -> IncidentRead:
     response.headers["ETag"] = f'"{incident.version}"'
-    return await build_page(session, incident)
+    return await build_page(session, incident, services.now())

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from paceline.api.incidents.cost import load_cost
 from paceline.api.incidents.involved import load_involved
 from paceline.api.incidents.schemas import (
     ActionRead,
@@ -49,8 +50,8 @@ def build_summary(incident: Incident) -> IncidentSummary:
     return IncidentSummary(**_summary_fields(incident, read_verdict(incident.verdict)))
 
 
-async def build_page(session: AsyncSession, incident: Incident) -> IncidentRead:
-    """The whole incident page."""
+async def build_page(session: AsyncSession, incident: Incident, now: datetime) -> IncidentRead:
+    """The whole incident page as of `now`."""
     verdict = read_verdict(incident.verdict)
     incidents = IncidentRepository(session)
     jobs = JobRepository(session)
@@ -77,6 +78,7 @@ async def build_page(session: AsyncSession, incident: Incident) -> IncidentRead:
             timeline_is_complete=len(timeline) <= TIMELINE_MAX,
             deliveries=await _deliveries(session, incident.id),
         ),
+        cost=await load_cost(session, incident, verdict, now),
     )
 
 

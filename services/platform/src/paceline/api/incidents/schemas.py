@@ -2,6 +2,7 @@
 next, did it happen."""
 
 from datetime import datetime
+from typing import Literal
 
 from pydantic import Field
 
@@ -208,6 +209,35 @@ class DidItHappen(ReadModel):
     deliveries: list[IncidentDeliveryRead]
 
 
+class RegainRead(ReadModel):
+    """What-if: how many more steps in the same time (0.25 = a quarter more) if this root were healthy;
+    null where the inputs are missing, which `reason` then names."""
+
+    root: RootRead
+    ratio: float | None
+    at_most: bool
+    reason: str
+
+
+class CostRead(ReadModel):
+    """What the incident has cost up to `as_of`, in hours of the job's GPUs, or of its ranks where no GPU is
+    registered. `hours` is null where nothing is known, and leaves out `unknown_s`, for which the job was slow
+    by an unknown amount. While it goes on, `hours_per_hour` are added each hour. Work that is done again
+    after a restart is not counted."""
+
+    unit: Literal["gpu", "rank"]
+    ranks_count: int | None
+    hours: float | None
+    at_most: bool
+    unknown_s: float
+    as_of: datetime
+    hours_per_hour: float
+    reason: str
+    step_s: float | None
+    usual_step_s: float | None
+    what_if: list[RegainRead]
+
+
 class IncidentRead(IncidentSummary):
     """The whole incident page."""
 
@@ -219,6 +249,7 @@ class IncidentRead(IncidentSummary):
     why: Why
     what_next: WhatNext
     did_it_happen: DidItHappen
+    cost: CostRead
 
 
 class NoteCreate(WriteModel):
