@@ -27,7 +27,7 @@ def series(seed: int, healthy: int, after: int, noise: float, factor: float) -> 
 
 class TestChanges:
     def test_five_percent_at_two_percent_noise_is_found_within_twenty(self) -> None:
-        found = first_alarm(series(1, 60, 20, 0.02, 1.05), 60)
+        found = first_alarm(series(1, 100, 20, 0.02, 1.05), 100)
         assert np.mean(found > 0) >= 0.98
         assert not (found == -2).any()
         assert np.median(found) <= 12

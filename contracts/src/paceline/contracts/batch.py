@@ -75,6 +75,7 @@ class StepFlag(IntFlag):
     NONE = 0
     OWN_UNOBSERVED = 1  # waits are not seen, or overlap with computation: own time is unknown
     NO_BASE = 2  # nothing learned yet to compare with
+    ONCE = 4  # own time has risen in the newest figures only, not in those before
 
 
 STATE_ROW = np.dtype(
@@ -204,7 +205,7 @@ BASELINE_ROW = np.dtype(
         ("bucket", "u1"),  # bit length of count: rounds of one key share it
         ("algorithm", "u1"),
         ("protocol", "u1"),
-        ("spare", "<u2"),
+        ("in_turn_s", "<u2"),  # different ranks have come last for so long
         ("late_rank", "<i4"),  # who came last again and again, -1 = nobody: all alike, or in turn
         ("late_nats", "<f4"),  # evidence for that, natural logarithm of the likelihood ratio
         ("usual_late_ns", "<u8"),  # lateness that was usual before

@@ -28,8 +28,18 @@ class Situation:
     @cached_property
     def stalled(self) -> Mask:
         """Operations whose oldest holder has waited long enough."""
-        old = self.graph.age_ms >= self.policy.stall_age_s * 1000
+        old = self.graph.age_ms >= max(self.policy.stall_age_s * 1000, self._slow_wait_ms)
         return np.logical_and(old, self.graph.hold_count > 0)
+
+    @cached_property
+    def _slow_wait_ms(self) -> float:
+        """Where rounds are known to be slow: a wait no longer than theirs, or than a step, is no hang."""
+        evidence = self.evidence
+        if len(evidence.baselines) == 0 and len(evidence.steps) == 0:
+            return 0.0
+        longest_ns = float(evidence.rounds["duration_ns"].max(initial=0))
+        step_us = float(evidence.steps["step_us"].max(initial=0))
+        return max(2 * longest_ns / 1e6, 1.5 * step_us / 1e3)
 
     @cached_property
     def unrecorded(self) -> Mask:
@@ -52,7 +62,7 @@ class Situation:
         """Holds that really keep a rank from going on."""
         graph = self.graph
         inside = graph.holds.where(~graph.weak[graph.holds.op] & ~self.unrecorded[graph.holds.op])
-        return Links.join([inside, graph.behind])
+        return Links.join([inside, graph.behind]) if len(graph.behind.op) else inside
 
     @cached_property
     def busy(self) -> Mask:

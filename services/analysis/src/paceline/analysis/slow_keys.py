@@ -14,6 +14,10 @@ from paceline.contracts.batch import Rows
 from paceline.contracts.codes import FrameFlag
 
 Times = npt.NDArray[np.float64]
+_AGREE = 0.8  # of the rounds at hand name the same rank ...
+_NATS_MIN = 4.0  # ... and by chance they would do so once in 50 times
+_IN_TURN = 0.6
+_IN_TURN_S = 30
 _CONSTANT = 0.5  # of today's lateness was there from the first round on
 
 
@@ -44,9 +48,20 @@ class SlowKey:
 
     def is_steady(self, rounds_min: int) -> bool:
         """One rank comes last again and again."""
-        if self.weak or float(self.row["late_nats"]) > 0:
-            return int(self.row["late_rank"]) in self.excess
-        return self.late[self.late_rank] >= min(rounds_min, self.rounds)
+        if float(self.row["late_nats"]) > 0 and int(self.row["late_rank"]) in self.excess:
+            return True
+        times = self.late[self.late_rank]
+        if float(self.row["late_nats"]) == 0:  # no detector has followed this key
+            return times >= min(rounds_min, self.rounds)
+        by_chance = (times - 1) * np.log(max(len(self.excess), 2))
+        return bool(times >= _AGREE * self.rounds and by_chance >= _NATS_MIN)
+
+    @property
+    def is_rotating(self) -> bool:
+        """Different ranks come last, in enough rounds and for long enough to say so."""
+        if float(self.row["late_nats"]) > 0 and int(self.row["in_turn_s"]) < _IN_TURN_S:
+            return False
+        return len(self.late) >= 2 and self.late.most_common(1)[0][1] <= _IN_TURN * self.rounds
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,8 @@ def measure(evidence: JobEvidence, base: np.void, policy: JudgePolicy) -> SlowKe
         return None
     t_base = float(base["t_base_ns"])
     threshold = float(base["threshold"]) or policy.slow_ratio
-    weak = threshold < policy.slow_ratio
+    ratio = table.times.max(axis=1) / t_base
+    weak = threshold < policy.slow_ratio and float(np.median(ratio)) < policy.slow_ratio
     if not weak:
         table = _newest(table, policy.slow_window)
     highest, lowest = table.times.max(axis=1), table.times.min(axis=1)
@@ -84,9 +100,11 @@ def measure(evidence: JobEvidence, base: np.void, policy: JudgePolicy) -> SlowKe
     lateness = float(np.median((slow_times.sum(axis=1) - lowest[is_slow] * slow_times.shape[1]) / others))
     usual = float(base["usual_late_ns"])
     share = float(np.median(((highest - lowest) / np.maximum(highest - t_base, 1.0))[is_slow]))
+    together = max(float(np.median(lowest[is_slow])) - t_base, 0.0)
+    constant = usual >= _CONSTANT * lateness > 0 and int(base["late_rank"]) >= 0 and together < lateness
     if weak:
-        late_part = max(lateness - usual, 0.0)
-        share = late_part / max(late_part + max(float(np.median(lowest[is_slow])) - t_base, 0.0), 1.0)
+        late_part = lateness if constant else max(lateness - usual, 0.0)
+        share = late_part / max(late_part + together, 1.0)
     edges = evidence.edges[evidence.edges["comm"] == base["comm"]]
     lost_us = float(np.median(highest[is_slow] - t_base)) / 1e3
     return SlowKey(
@@ -100,7 +118,7 @@ def measure(evidence: JobEvidence, base: np.void, policy: JudgePolicy) -> SlowKe
         share=share,
         late=Counter(int(table.ranks[at]) for at in slow_times.argmin(axis=1)),
         lateness_us=lateness / 1e3 * max(float(base["rounds_per_step"]), 1.0),
-        constant=usual >= _CONSTANT * lateness > 0,
+        constant=constant,
         excess=dict(zip(table.ranks.tolist(), np.median(slow_times - t_base, axis=0).tolist(), strict=True)),
         last_round=int(table.rounds[-1]),
         slow=find_links(table.at(is_slow), table.ranks, edges, int(base["algorithm"]), lost_us),

@@ -27,6 +27,7 @@ class OwnTimes:
     own: npt.NDArray[np.float64]
     rise: npt.NDArray[np.float64]
     based: Mask
+    lasting: Mask  # the rise was there in the figures before, too
     step_us: float
     base_step_us: float
     world: int
@@ -55,12 +56,16 @@ class OwnTimes:
         found = np.flatnonzero(self.based & (self.rise >= max(least, 0.5 * worst)))
         if len(found) > max(1, int(_GUILTY_SHARE * len(self.rank))):
             return ()
+        found = found[self.lasting[found]]
         return tuple(int(rank) for rank in self.rank[found[np.argsort(-self.rise[found], kind="stable")]])
 
     def explains(self, rank: int, lateness_us: float) -> bool | None:
-        """Whether `rank` made the lateness itself; None where that is not observed."""
+        """Whether `rank` made the lateness itself; None where that is not observed.
+
+        Own times are means over some steps: those from before the trouble say nothing about it.
+        """
         at = np.flatnonzero((self.rank == rank) & self.based)
-        if not len(at) or lateness_us <= 0:
+        if not len(at) or lateness_us <= 0 or self.lost_us < _SHARE_MIN * lateness_us:
             return None
         return float(self.rise[at[0]]) >= _SHARE_MIN * lateness_us
 
@@ -77,6 +82,7 @@ def read_own_times(evidence: JobEvidence) -> OwnTimes:
         own=own,
         rise=rise,
         based=np.asarray(based, np.bool_),
+        lasting=np.asarray((seen["flags"] & StepFlag.ONCE) == 0, np.bool_),
         step_us=float(np.median(rows["step_us"])) if len(rows) else 0.0,
         base_step_us=float(np.median(rows["base_step_us"])) if len(rows) else 0.0,
         world=evidence.world_size,

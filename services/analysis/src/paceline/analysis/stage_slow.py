@@ -44,14 +44,15 @@ def slow(situation: Situation) -> Finding | None:
     key = _first_cause(situation, keys, own)
     steady = key.is_steady(policy.slow_rounds_min)
     if key.share >= policy.alpha:
-        if own.guilty and key.late_rank not in own.guilty:
+        in_turn = key.is_rotating and not steady
+        if own.guilty and key.late_rank not in own.guilty and not in_turn:
             return _late(situation, key, keys, own.guilty[0], own)
         if steady and own.explains(key.late_rank, key.lateness_us) is not False:
             return _late(situation, key, keys, key.late_rank, own)
         if transfer:
             return _link(situation, max(transfer, key=_cost), keys, None)
-        if steady:
-            return _unexplained(situation, key, keys)
+        if steady or not key.is_rotating:
+            return _unexplained(situation, key, keys, steady)
         return _rotating(situation, key, keys)
     if key.share <= policy.beta:
         return _link(situation, key, keys, None)
@@ -63,8 +64,11 @@ def _cost(key: SlowKey) -> float:
 
 
 def _comparable(situation: Situation, key: SlowKey) -> bool:
-    """Lateness that was always there is only known to be one among ranks that do the same work."""
-    if not key.constant:
+    """Lateness that was always there is only known to be one among ranks that do the same work.
+
+    Where all members take equally long nobody is accused of being late.
+    """
+    if not key.constant or (key.share <= situation.policy.beta and not key.weak):
         return True
     evidence = situation.evidence
     if evidence.comm_kinds[key.comm]:
@@ -148,20 +152,23 @@ def _late_by_itself(situation: Situation, own: OwnTimes) -> Finding | None:
     )
 
 
-def _unexplained(situation: Situation, key: SlowKey, keys: list[SlowKey]) -> Finding:
-    """The late rank waited for something itself, and nobody that is observed made it wait."""
+def _unexplained(situation: Situation, key: SlowKey, keys: list[SlowKey], steady: bool) -> Finding:
+    """The late rank waited for something that is not observed, or it is not yet clear who is late."""
     evidence, rank = situation.evidence, key.late_rank
+    if steady:
+        why = "yet spends no more time on its own than usual: it waited for something that is not observed"
+        would = "own times of the ranks that it depends on, or its waits outside collectives"
+    else:
+        why = f"but not in enough of {key.rounds} slow rounds to tell it from chance"
+        would = "more rounds"
     return Finding(
-        "late_by_waiting",
+        "late_by_waiting" if steady else "late_undecided",
         VerdictClass.INCONCLUSIVE,
-        f"rank {rank} is late in {_function(key)} of {evidence.comm_name(key.comm)}, yet spends no more "
-        "time on its own than usual: it waited for something that is not observed",
+        f"rank {rank} is late in {_function(key)} of {evidence.comm_name(key.comm)}, {why}",
         SubReason.MISSING_EVIDENCE,
-        (),
-        owner=Owner.UNKNOWN,
         confidence=0.4,
         evidence=_notes(situation, key, keys),
-        would_decide="own times of the ranks that it depends on, or its waits outside collectives",
+        would_decide=would,
         operation=_operation(situation, key),
         waiting=_waiters(keys, set()),
     )

@@ -286,7 +286,10 @@ class KeyTable:
             weights.floor_ns(comm, 0.5 * self.policy.cost_share), np.float32(self.policy.lag_floor_ms * 1e6)
         )
         together = (slow & ~lagging) | (self.together.score[comm, key] >= _TOGETHER.limit)
-        together &= t_min - self.base_ns[comm, key] > lateness
+        # a slow transfer hides neither that somebody comes late as well, nor is it made of the usual lateness
+        together &= lateness - self.late.mean[comm, key] < np.minimum(
+            t_min - self.base_ns[comm, key], 2 * matters
+        )
         somebody = (lagging | (weights.known[comm] & (lateness >= matters))) & ~together
         last = np.where(together, _ALL_ALIKE, _NOBODY).astype(np.int64)
         if somebody.any():

@@ -52,6 +52,7 @@ class SlowPolicy:
     cost_share: float = 0.02  # lateness that costs less of a step is not worth a word
     strong_cost_share: float = 0.1  # ... and to be judged by single rounds it has to cost this
     rotating_cost_share: float = 0.1  # stragglers in turn: mean lateness of a round
+    rotating_s: float = 30.0  # ... for so long: everybody pauses once in a while
     constant_cost_share: float = 0.25  # late from the first round on: peers are the base, not history
     constant_s: float = 60.0  # ... for so long
     usual_lag_factor: float = 2.0  # ... and so is a lag below this many times the usual one

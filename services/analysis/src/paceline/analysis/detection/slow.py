@@ -52,7 +52,9 @@ class HotKey:
     rounds: "deque[KeptRound]"
     since_ns: int = 0  # the repeat rule holds since then, 0 = it does not
     signalled: bool = False
-    steady_ns: int = 0  # constant lateness, or stragglers in turn, since then
+    constant_ns: int = 0  # one rank is late as ever since then
+    in_turn_ns: int = 0  # different ranks are late since then ...
+    in_turn_s: int = 0  # ... so far
 
 
 @dataclass
@@ -211,7 +213,7 @@ class SlowWatch:
             at = self._at(members, name)
             if at is None or self._is_cold(at, now_ns):
                 del self.hot[name]
-            elif not key.signalled and key.rounds and self._is_due(key, at, now_ns, weights):
+            elif key.rounds and self._is_due(key, at, now_ns, weights) and not key.signalled:
                 key.signalled = True
                 if self.opened == (0, 0):
                     self.opened = (name[0], key.rounds[0].number)
@@ -239,8 +241,11 @@ class SlowWatch:
         floor_ns = float(weights.floor_ns(np.array([at[0]]), slow.rotating_cost_share)[0])
         in_turn = Trend.LATE in trend and not known and self.steps.alarm
         in_turn = in_turn and float(self.keys.recent_ns[at]) >= floor_ns
-        key.steady_ns = (key.steady_ns or now_ns) if Trend.CONSTANT in trend or in_turn else 0
-        return key.steady_ns > 0 and now_ns - key.steady_ns >= slow.constant_s * SECOND_NS
+        key.in_turn_ns = (key.in_turn_ns or now_ns) if in_turn else 0
+        key.in_turn_s = (now_ns - key.in_turn_ns) // SECOND_NS if in_turn else 0
+        key.constant_ns = (key.constant_ns or now_ns) if Trend.CONSTANT in trend else 0
+        constant = key.constant_ns > 0 and now_ns - key.constant_ns >= slow.constant_s * SECOND_NS
+        return constant or key.in_turn_s >= slow.rotating_s
 
     def _is_steady(self, key: HotKey) -> bool:
         """One rank is late in most slow rounds, or nobody is: everybody is slow alike."""
@@ -302,7 +307,7 @@ class SlowWatch:
         row["window"] = min(int(keys.seen[at]), self.policy.slow.repeat_n)
         row["function"], row["dtype"], row["bucket"] = parts.function, parts.dtype, parts.bucket
         row["algorithm"], row["protocol"] = parts.path >> 4, parts.path & 15
-        row["reduce_op"] = key.reduce_op
+        row["reduce_op"], row["in_turn_s"] = key.reduce_op, min(key.in_turn_s, 65535)
         steady = float(keys.nats[at]) >= keys.identity_limit
         row["late_rank"] = max(int(keys.suspect[at]), -1) if steady else -1
         row["late_nats"], row["usual_late_ns"] = keys.nats[at], max(int(keys.late.mean[at]), 0)

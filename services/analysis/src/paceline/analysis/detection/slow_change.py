@@ -65,8 +65,8 @@ class Changes:
         counted = min(weight, policy.cap)  # a single sample stays weak whatever it averages
         step = np.minimum(z * np.sqrt(counted), policy.cap) - policy.drift
         score = np.where(ready, np.maximum(self.score[at] + step, 0), 0)
-        # normal: inside the noise, and not on the way to an alarm
-        normal = ~ready | ((np.abs(z) < 3) & (score < 0.25 * policy.limit))
+        # Not on the way to an alarm. Single outliers are learned too, cut: tails belong to the noise.
+        normal = ~ready | (score < 0.5 * policy.limit)
         alive = score > 0
         most = np.maximum(policy.cap * sigma, 2 * np.asarray(matters, np.float32))  # of one outlier
         self.excess[at] = np.where(alive, self.excess[at] + np.minimum(rise, most), 0)

@@ -61,6 +61,7 @@ class StepWatch:
         self._waited: U64 = np.zeros(ranks, np.uint64)
         self.own_ns: F32 = np.full(ranks, -1, np.float32)  # newest window; negative = unobserved
         self.base_own_ns: F32 = np.zeros(ranks, np.float32)
+        self._own_before_ns: F32 = np.full(ranks, -1, np.float32)  # the window before
         self.steps: F32 = np.zeros(ranks, np.float32)
         self.base_windows: Ints = np.zeros(ranks, np.int64)
 
@@ -127,6 +128,10 @@ class StepWatch:
         seen = (self.steps[at] > 0) & (self.own_ns[at] >= 0)
         based = seen & (self.base_windows[at] > 0)
         rows["flags"] = np.where(seen, 0, int(StepFlag.OWN_UNOBSERVED)) | np.where(based, 0, StepFlag.NO_BASE)
+        rise, before = self.own_ns[at] - self.base_own_ns[at], self._own_before_ns[at] - self.base_own_ns[at]
+        rows["flags"] |= np.where(based & (rise > 0) & (before < 0.5 * rise), StepFlag.ONCE, 0).astype(
+            np.uint32
+        )
         rows["steps"] = self.steps[at]
         rows["base_steps"] = self.base_windows[at] * WINDOW_STEPS
         rows["own_us"] = np.where(seen, self.own_ns[at] / 1e3, 0)
@@ -200,6 +205,7 @@ class StepWatch:
                 own = step_ns - spent_ms * MS / passed
             due = passed >= WINDOW_STEPS - 1
             blind = (waited == 0) | ~(own >= 0)
+            self._own_before_ns = self.own_ns
             self.own_ns = np.where(due & ~blind, own, -1).astype(np.float32)
             self.steps = np.where(due, passed, 0).astype(np.float32)
             if not self.alarm and float(self.changes.score[0]) < 0.5 * self.changes.policy.limit:

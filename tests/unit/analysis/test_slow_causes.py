@@ -1,0 +1,197 @@
+"""First cause of slowness: own time, slow links of rings and trees, shared paths, the warning band."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from paceline.analysis import JobEvidence, judge
+from paceline.analysis.slow_links import Waits, find_links
+from paceline.contracts.batch import EDGE_ROW, STEP_ROW, StepFlag
+from paceline.contracts.codes import Algorithm
+from paceline.contracts.verdicts import RootKind, SubReason, Verdict, VerdictClass
+from tests.unit.analysis.test_slow_rounds_judged import ALL, WORLD, SlowJob, late
+
+NO_EDGES = np.zeros(0, EDGE_ROW)
+STEP_US, LOST_US = 100_000, 40_000
+
+
+def own_times(evidence: JobEvidence, rises_us: dict[int, int], lost_us: int = LOST_US) -> JobEvidence:
+    """STEP rows: everybody spends 60 ms on its own, those of `rises_us` more."""
+    rows = np.zeros(WORLD, STEP_ROW)
+    rows["rank"] = ALL
+    rows["steps"] = rows["base_steps"] = 20
+    rows["step_us"], rows["base_step_us"] = STEP_US + lost_us, STEP_US
+    rows["own_us"] = rows["base_own_us"] = 60_000
+    for rank, rise_us in rises_us.items():
+        rows["own_us"][rank] += rise_us
+    return replace(evidence, steps=rows)
+
+
+def roots(verdict: Verdict) -> list[tuple[RootKind, int | None, int | None]]:
+    return [(root.kind, root.rank, root.peer_rank) for root in verdict.roots]
+
+
+class TestOwnTime:
+    def test_late_through_a_pipeline_is_a_victim(self) -> None:
+        """Ranks 1 to 3 are late in their groups because they got their input late from rank 0."""
+        job = SlowJob().add(1, [1, 5], late(1, 40.0)).add(2, [2, 6], late(2, 40.0)).add(3, [3, 7], late(3))
+        evidence = own_times(job.evidence(), {0: LOST_US})
+        verdict = judge(evidence)
+        assert (verdict.verdict_class, roots(verdict)) == (VerdictClass.S1, [(RootKind.RANK, 0, None)])
+        assert "on its own" in verdict.summary
+
+    def test_without_own_times_nobody_beyond_the_groups_is_named(self) -> None:
+        job = SlowJob().add(1, [1, 5], late(1, 40.0))
+        assert roots(judge(job.evidence()))[0][1] == 1
+
+    def test_late_rank_that_only_waited_is_not_named(self) -> None:
+        verdict = judge(own_times(SlowJob().add(1, ALL, late(3, 40.0)).evidence(), {}))
+        assert (verdict.verdict_class, verdict.roots) == (VerdictClass.INCONCLUSIVE, ())
+        assert "own times" in verdict.would_decide
+
+    def test_figures_from_before_the_trouble_say_nothing(self) -> None:
+        verdict = judge(own_times(SlowJob().add(1, ALL, late(3, 40.0)).evidence(), {}, lost_us=0))
+        assert roots(verdict) == [(RootKind.RANK, 3, None)]
+
+    def test_confirmation_raises_confidence(self) -> None:
+        evidence = SlowJob().add(1, ALL, late(3, 40.0)).evidence()
+        confirmed, plain = judge(own_times(evidence, {3: LOST_US})), judge(evidence)
+        assert roots(confirmed) == roots(plain)
+        assert confirmed.confidence > plain.confidence
+
+    def test_longer_steps_without_any_slow_collective(self) -> None:
+        verdict = judge(own_times(SlowJob().evidence(), {6: LOST_US}))
+        assert (verdict.verdict_class, roots(verdict)) == (VerdictClass.S1, [(RootKind.RANK, 6, None)])
+
+    def test_everybody_alike_has_no_culprit(self) -> None:
+        verdict = judge(own_times(SlowJob().evidence(), dict.fromkeys(ALL, LOST_US)))
+        assert verdict.verdict_class is VerdictClass.NONE
+
+    def test_a_single_pause_is_not_enough(self) -> None:
+        evidence = own_times(SlowJob().evidence(), {6: LOST_US})
+        evidence.steps["flags"][6] = StepFlag.ONCE
+        assert judge(evidence).verdict_class is VerdictClass.NONE
+
+    def test_unobserved_own_time_is_not_used(self) -> None:
+        evidence = own_times(SlowJob().add(1, ALL, late(3, 40.0)).evidence(), {6: LOST_US})
+        evidence.steps["flags"][6] = StepFlag.OWN_UNOBSERVED
+        assert all(root.rank != 6 for root in judge(evidence).roots)
+
+
+class TestWarningBand:
+    def weak(self, lateness: float, usual: float = 0.0, late_rank: int = 4) -> JobEvidence:
+        job = SlowJob().add(1, ALL, late(late_rank, 1 + lateness), rounds=12)
+        base = job.baselines[0]
+        base["threshold"], base["late_rank"], base["late_nats"] = 1.1, late_rank, 20.0
+        base["usual_late_ns"] = int(usual * 1e6)
+        return job.evidence()
+
+    def test_below_the_papers_threshold_with_less_confidence(self) -> None:
+        verdict, strong = judge(self.weak(0.5)), judge(SlowJob().add(1, ALL, late(4)).evidence())
+        assert (verdict.verdict_class, roots(verdict)) == (VerdictClass.S1, [(RootKind.RANK, 4, None)])
+        assert verdict.confidence < strong.confidence
+
+    def test_usual_lateness_does_not_make_a_slow_transfer_a_late_rank(self) -> None:
+        def times(number: int, rank: int) -> tuple[float, float]:
+            return (1.6 if rank == number % WORLD else 1.9, 2000.0 if rank == 3 else 50.0)
+
+        job = SlowJob().add(1, ALL, times, rounds=12)
+        base = job.baselines[0]
+        base["threshold"], base["late_rank"], base["late_nats"] = 1.1, -1, 20.0
+        base["usual_late_ns"] = int(0.29e6)
+        verdict = judge(job.evidence())
+        assert (verdict.verdict_class, roots(verdict)) == (VerdictClass.S2, [(RootKind.LINK, 2, 3)])
+
+    @pytest.mark.parametrize(("kind", "reported"), [("dp", True), ("pp", False), ("", False)])
+    def test_lateness_from_the_start_needs_ranks_that_do_the_same(self, kind: str, reported: bool) -> None:
+        evidence = replace(self.weak(0.5, usual=0.5), comm_kinds=(kind,))
+        assert (judge(evidence).verdict_class is VerdictClass.S1) is reported
+
+
+class TestLinks:
+    def waits(self, receiver: int) -> Waits:
+        place = np.arange(WORLD)
+        starves = np.tile(4000.0 * (1 - ((place - receiver) % WORLD) / (WORLD - 1)), (5, 1))
+        blocked = 4000.0 - starves
+        nothing = np.zeros(WORLD, np.bool_)
+        return Waits(starves, blocked, nothing, nothing)
+
+    def test_blocked_sender_decides_where_its_receive_wait_is_unseen(self) -> None:
+        waits = self.waits(4)
+        unseen = np.isin(np.arange(WORLD), (1, 2, 3))
+        waits = replace(waits, receive=np.where(unseen, 0.0, waits.receive), receive_unseen=unseen)
+        assert find_links(waits, np.arange(WORLD), NO_EDGES, Algorithm.RING, 4000.0).links[0] == (3, 4)
+
+    def test_stretch_where_neither_is_seen(self) -> None:
+        waits = self.waits(4)
+        unseen = np.isin(np.arange(WORLD), (2, 3))
+        waits = replace(
+            waits,
+            receive=np.where(unseen, 0.0, waits.receive),
+            receive_unseen=unseen,
+            send_unseen=unseen,
+        )
+        found = find_links(waits, np.arange(WORLD), NO_EDGES, Algorithm.RING, 4000.0)
+        assert (found.links, found.stretch) == ((), (1, 2, 3, 4))
+
+    def test_edges_tell_a_ring_in_another_order(self) -> None:
+        edges = np.zeros(WORLD, EDGE_ROW)
+        edges["comm_rank"], edges["direction"] = np.arange(WORLD), 1
+        edges["peer"] = (np.arange(WORLD) + 1) % WORLD  # the ring runs backwards
+        waits = self.waits(4)
+        reverse = (8 - np.arange(WORLD)) % WORLD  # place of each rank on that ring
+        waits = replace(waits, receive=waits.receive[:, reverse], send=waits.send[:, reverse])
+        found = find_links(waits, np.arange(WORLD), edges, Algorithm.RING, 4000.0)
+        assert found.links == ((5, 4),)
+
+    @pytest.mark.parametrize(("receiver", "sender"), [(1, 3), (0, 2), (3, 1), (2, 0)])
+    def test_tree_in_both_directions(self, receiver: int, sender: int) -> None:
+        """0 - (1 - (3, 4), 2 - (5, 6)): what a slow edge feeds starves, results come down late too."""
+        parent = {1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 6: 2}
+        upward = parent[sender] == receiver if sender in parent else False
+        wait: dict[tuple[int, int], int] = {}
+        for child, above in parent.items():
+            wait[above, child] = wait[child, above] = 0
+        if upward:
+            at = receiver
+            wait[at, sender] = 100
+            while at in parent:
+                wait[parent[at], at] = 90
+                at = parent[at]
+            for child, above in parent.items():
+                wait[child, above] = 90
+        else:
+            below = [receiver]
+            wait[receiver, sender] = 100
+            while below:
+                above = below.pop()
+                for child in [c for c, p in parent.items() if p == above]:
+                    wait[child, above] = 90
+                    below.append(child)
+        edges = np.zeros(len(wait), EDGE_ROW)
+        for row, ((to, source), value) in zip(edges, sorted(wait.items()), strict=True):
+            row["comm_rank"], row["peer"], row["direction"], row["group"] = to, source, 1, 1
+            row["count"], row["wait_ns"] = 10, value * 10
+        found = find_links(self.waits(4), np.arange(7), edges, Algorithm.TREE, 100.0)
+        assert found.links[0] == (sender, receiver)
+
+    def test_links_of_several_groups_that_leave_one_node(self) -> None:
+        job = SlowJob().add(1, [0, 2, 4, 6], self.into(4)).add(2, [1, 3, 5, 7], self.into(5))
+        evidence = replace(job.evidence(), nodes=("a", "b", "c", "d"), node_of=np.arange(WORLD) // 2)
+        verdict = judge(evidence)
+        assert (verdict.verdict_class, verdict.sub_reason) == (VerdictClass.S2, SubReason.SHARED_PATH)
+        assert (verdict.roots[0].kind, verdict.roots[0].node) == (RootKind.NODE, "b")
+        assert set(roots(verdict)[1:]) == {(RootKind.LINK, 2, 4), (RootKind.LINK, 3, 5)}
+
+    def test_links_between_different_nodes_share_what_lies_between(self) -> None:
+        job = SlowJob().add(1, [0, 2, 4, 6], self.into(2)).add(2, [1, 3, 5, 7], self.into(7))
+        evidence = replace(job.evidence(), nodes=("a", "b", "c", "d"), node_of=np.arange(WORLD) // 2)
+        verdict = judge(evidence)
+        assert verdict.roots[0].kind is RootKind.DOMAIN
+        assert verdict.roots[0].ranks == (0, 2, 5, 7)
+
+    @staticmethod
+    def into(receiver: int) -> Callable[[int, int], tuple[float, float]]:
+        return lambda number, rank: (5.0, 3900.0 if rank == receiver else 200.0)
