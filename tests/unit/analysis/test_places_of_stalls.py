@@ -109,3 +109,20 @@ def test_who_has_left_the_operation_is_no_suspect() -> None:
     network, guilty = stall_ring(8, 5, False, False)
     network.inside[guilty] = False
     assert located(network) is None
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_source_that_takes_blocked_receivers_for_waiting_ones_misleads_nobody(size: int) -> None:
+    """Ranks before a silent one are blocked in sending; some sources say that they wait for data, too."""
+    network, guilty = stall_ring(size, 5, False, False)
+    links = network.transfers()
+    links.receiver_waits[:] = 1
+    for ahead in (1, 2, 3)[: 2 if size == 8 else 3]:
+        links.sender_waits[links.tail == (guilty - ahead) % size] = 1
+    links.sent[links.tail == guilty] = links.received[links.head == guilty] = -1
+    links.sender_waits[links.tail == guilty] = links.receiver_waits[links.head == guilty] = -1
+    needed, inside = np.ones(size, np.bool_), np.ones(size, np.bool_)
+    inside[guilty] = False
+    place = by_waits(links, inside, needed)
+    assert place is None or place.ranks == (guilty,)
+    assert place is None or place.unseen

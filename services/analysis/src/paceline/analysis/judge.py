@@ -109,7 +109,8 @@ def _verdict(situation: Situation, finding: Finding) -> Verdict:
         for root in finding.roots
         for rank in (root.ranks or ((root.rank, root.peer_rank) if _is_link(root) else (root.rank,)))
     }
-    holds = Links.join([situation.graph.holds, situation.graph.behind])
+    behind = situation.graph.behind
+    holds = Links.join([situation.graph.holds, behind]) if len(behind.op) else situation.graph.holds
     holders = np.unique(holds.rank[situation.stalled[holds.op]])
     waiting = finding.waiting if finding.waiting is not None else tuple(int(rank) for rank in holders)
     named_group = any(root.rank is None and root.ranks for root in finding.roots)

@@ -59,12 +59,7 @@ def by_waits(links: Transfers, inside: Mask, needed: Mask) -> Place | None:
     stuck = np.flatnonzero(inside & judged & ~waits & owes)
     if len(stuck):
         return Place("waits_for_nobody", tuple(int(rank) for rank in stuck))
-    broken = np.flatnonzero(receiving & (links.sender_waits == 1))
-    how = "ends_wait_for_each_other"
-    if len(broken) == 0:
-        broken, how = np.flatnonzero(receiving & (links.in_flight > 0)), "sent_and_not_received"
-    if len(broken) > 1 and _is_chain(links, broken):
-        return None  # neighbouring links do not all break: this source takes something else for a wait
+    broken, how = _broken(links, receiving)
     if len(broken):
         pairs = tuple((int(links.tail[at]), int(links.head[at])) for at in broken)
         return Place(how, tuple(sorted({rank for pair in pairs for rank in pair})), pairs)
@@ -73,11 +68,26 @@ def by_waits(links: Transfers, inside: Mask, needed: Mask) -> Place | None:
     return Place("waits_end_at_unseen", (int(dark[0]),), unseen=True) if len(dark) == 1 else None
 
 
-def _is_chain(links: Transfers, broken: Ints) -> bool:
-    """Whether broken links follow one another and do not all end at one rank."""
-    ends = np.concatenate([links.tail[broken], links.head[broken]])
-    often = int(np.bincount(ends).max())
-    return often > 1 and often < len(broken)
+def _broken(links: Transfers, receiving: Mask) -> tuple[Ints, str]:
+    """Links that carry nothing although both ends do their part, and the reason.
+
+    A receiver that is blocked in sending as well is held up further down. Neighbouring links do not
+    break together: a source that says so takes something else for a wait.
+    """
+    both = receiving & (links.sender_waits == 1)
+    blocked = np.isin(links.head, links.tail[links.sender_waits == 1])
+    for mask, how in (
+        (both, "ends_wait_for_each_other"),
+        (receiving & (links.in_flight > 0) & ~both, "sent_and_not_received"),
+    ):
+        at = np.flatnonzero(mask)
+        ends = np.concatenate([links.tail[at], links.head[at]])
+        if len(at) and len(np.unique(ends)) < len(ends):
+            continue
+        at = at[~blocked[at]]
+        if len(at):
+            return at, how
+    return np.zeros(0, np.int64), ""
 
 
 def ring_by_counts(links: Transfers) -> Place | None:
