@@ -76,7 +76,7 @@ def _sides(totals: Totals, op: Op, at: F64) -> tuple[U8, U8]:
     for stuck in op.stuck:
         flat = totals.flat(op, groups.members[stuck.comm])
         behind = (np.arange(size) - stuck.place) % size
-        full = (size - behind) * BUFFER < behind * SLICES
+        full = ((size - behind) * BUFFER < behind * SLICES) & (stuck.place >= 0)
         side_sent = np.where(full, TransferState.SEND_PEER_WAIT, TransferState.SEND_GPU_WAIT)
         side_received = np.full(size, int(TransferState.RECV_WAIT))
         if stuck.place >= 0:
