@@ -221,11 +221,11 @@ class Engine:
         if self.profile.blocking:
             self.host[stages] = complete
             return
-        slot = self._calls[stages] % self.program.run_ahead
-        oldest = self._outstanding[slot, stages]
-        self.host[stages] = np.maximum(enter + self.program.launch_s, oldest)
-        self._outstanding[slot, stages] = complete
+        queue = self.program.run_ahead
+        self._outstanding[self._calls[stages] % queue, stages] = complete
         self._calls[stages] += 1
+        oldest = self._outstanding[self._calls[stages] % queue, stages]
+        self.host[stages] = np.maximum(enter + self.program.launch_s, oldest)
 
     # ------------------------------------------------------------------ point-to-point
 

@@ -71,6 +71,14 @@ class Topology:
         if not 2 <= self.ranks <= RANKS_MAX:
             raise ValueError(f"the job has {self.ranks} ranks, expected 2 to {RANKS_MAX}")
 
+    @staticmethod
+    def for_ranks(ranks: int) -> "Topology":
+        """A usual shape for a number of ranks; ValueError where there is none."""
+        tp = next(size for size in (8, 4, 2, 1) if ranks % size == 0 and (ranks > size or size == 1))
+        stages = 8 if ranks >= 2048 else 4 if ranks >= 128 else 2 if ranks >= 32 else 1
+        pp = next(size for size in (stages, 4, 2, 1) if size <= stages and ranks % (tp * size) == 0)
+        return Topology(tp=tp, pp=pp, dp=ranks // (tp * pp))
+
     @property
     def ranks(self) -> int:
         return self.tp * self.pp * self.dp * self.cp

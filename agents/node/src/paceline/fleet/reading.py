@@ -27,14 +27,20 @@ class Reader:
     """Keeps what an agent remembers between samples: the last sample time, full frames already sent."""
 
     def __init__(
-        self, engine: Engine, random: np.random.Generator, pids: Ints, pid_starts: Ints, full_frames: bool
+        self,
+        engine: Engine,
+        random: np.random.Generator,
+        pids: Ints,
+        pid_starts: Ints,
+        full_frames: bool,
+        recent_rounds_max: int,
     ) -> None:
         topology = engine.topology
         self.engine = engine
         self.has_completed = False
         self.sampled_s: F64 = np.full(topology.nodes, -1.0)
         self._random, self._pids, self._pid_starts = random, pids, pid_starts
-        self._full_frames = full_frames
+        self._full_frames, self._recent_rounds_max = full_frames, recent_rounds_max
         self._phase_s = random.uniform(0.0, PHASE_S, topology.nodes)
         self._boot_ns = (random.uniform(1e4, 1e7, topology.nodes) * 1e9).astype(np.int64)
         self._before: F64 = np.full(engine.shape, -1.0)
@@ -112,7 +118,7 @@ class Reader:
         if not wanted.any():
             return kept
         suspect = wanted.reshape(engine.shape)
-        more = evidence_rounds(instant, kind, suspect, RECENT_ROUNDS_MAX, OPEN_ROUNDS_MAX)
+        more = evidence_rounds(instant, kind, suspect, self._recent_rounds_max, OPEN_ROUNDS_MAX)
         evidence = round_rows(engine, instant, kind, more)
         return np.concatenate([kept, _without(evidence, kept)])
 
@@ -162,8 +168,11 @@ class Reader:
 
 
 def _by_rank(tables: list[Rows]) -> Rows:
-    rows = np.concatenate(tables)
-    ordered: Rows = rows[np.argsort(rows["rank"], kind="stable")]
+    dtype = tables[0].dtype
+    # As plain bytes: numpy joins and gathers structured rows field by field.
+    rows = np.concatenate([np.ascontiguousarray(table).view(f"V{dtype.itemsize}") for table in tables])
+    ranks = np.concatenate([table["rank"] for table in tables])
+    ordered: Rows = rows[np.argsort(ranks, kind="stable")].view(dtype)
     return ordered
 
 

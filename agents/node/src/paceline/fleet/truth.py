@@ -90,6 +90,8 @@ def judge_truth(fired: tuple[Fired, ...], topology: Topology, profile: Profile) 
     if first.kind is FaultKind.DEAD_PROCESS:
         subs = (_SUB.PROCESS_KILLED,) if first.exit_code < 0 else (_SUB.PROCESS_EXITED,)
     class_seen, root_seen = _observable(first, topology, profile)
+    if first.kind is FaultKind.SHARED_PATH and len(slow_links(first, topology)) == 1:
+        subs = (*subs, SubReason.SLOW_LINK)  # one link is all that shows
     if first.kind in MISMATCHES and topology.size(first.group) == 2:
         subs, root_seen = (*subs, SubReason.NO_MAJORITY), False  # no vote with two ranks
     roots = tuple(root for each in fired for root in _roots(each.fault, topology))
@@ -168,6 +170,8 @@ def _roots(fault: Fault, topology: Topology) -> tuple[Root, ...]:
         Root(RootKind.LINK, rank=a, node=topology.node_name(int(topology.node_of[a])), peer_rank=b)
         for a, b in slow_links(fault, topology)
     )
+    if fault.kind is FaultKind.SHARED_PATH:
+        return (*(Root(RootKind.NODE, node=topology.node_name(each)) for each in fault.nodes), *links)
     return (rank_root, *links) if fault.kind is FaultKind.MIXED else links or (rank_root,)
 
 
