@@ -259,6 +259,8 @@ class KeyTable:
 
     def _sum_up(self, comm: Ints, key: Ints, t_min: F32, lateness: F32, weights: Weights) -> U8:
         """Trend of each key by the sums of evidence."""
+        if not weights.known.any():
+            return np.zeros(len(comm), np.uint8)  # nothing to weigh by, nothing to learn for
         extra = float(np.log(max(len(self.comms), 1)))
         at = (comm, key)
         floor_ns = np.maximum(
