@@ -23,7 +23,12 @@ from paceline.contracts.codes import DType, Function, ReduceOp, Source
 from paceline.probe.writer import Page
 
 KERNELS = Path(__file__).parents[2] / "kernels"
-WRITER = ("communicator", "heart", "memfd", "open_ops", "operations", "page", "peers", "ring")
+
+
+def writer_sources() -> list[str]:
+    """The writer without its Python binding."""
+    sources = sorted((KERNELS / "native").glob("*.cc"))
+    return [str(source) for source in sources if '"module.h"' not in source.read_text()]
 
 
 def summarise(samples_ns: Sequence[float]) -> dict[str, float]:
@@ -45,10 +50,19 @@ def measure_c(repeats: int, pairs: int) -> list[float]:
         raise SystemExit("probe_cost needs a C++ compiler: apt-get install g++")
     with tempfile.TemporaryDirectory() as folder:
         target = f"{folder}/probe_cost"
-        sources = [str(KERNELS / "native" / f"{name}.cc") for name in WRITER]
         includes = [f"-I{KERNELS}/include", f"-I{KERNELS}/native"]
         bench = str(KERNELS / "bench/probe_cost.cc")
-        command = [compiler, "-O2", "-std=c++17", "-pthread", *includes, bench, *sources, "-o", target]
+        command = [
+            compiler,
+            "-O2",
+            "-std=c++17",
+            "-pthread",
+            *includes,
+            bench,
+            *writer_sources(),
+            "-o",
+            target,
+        ]
         subprocess.run(command, check=True)
         printed = subprocess.run(
             [target, str(repeats), str(pairs)], check=True, capture_output=True, text=True
