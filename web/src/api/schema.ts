@@ -290,6 +290,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/nodes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Nodes
+         * @description Nodes that were a first cause, repeat offenders first.
+         */
+        get: operations["list_nodes_v1_nodes_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/nodes/{node}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Node
+         * @description The incidents of one node, of all jobs. Empty for a node that was never a first cause.
+         */
+        get: operations["get_node_v1_nodes__node__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/events": {
         parameters: {
             query?: never;
@@ -980,6 +1020,7 @@ export interface components {
             what_next: components["schemas"]["WhatNext"];
             did_it_happen: components["schemas"]["DidItHappen"];
             cost: components["schemas"]["CostRead"];
+            memory: components["schemas"]["MemoryRead"];
         };
         /**
          * IncidentStatus
@@ -1172,6 +1213,91 @@ export interface components {
             /** Expires At */
             expires_at: string | null;
         };
+        /**
+         * MemoryRead
+         * @description What the fleet remembers, as of now; incidents of the same job do not count.
+         */
+        MemoryRead: {
+            /** Node Days */
+            node_days: number;
+            /** Version Days */
+            version_days: number;
+            /** Nodes */
+            nodes: components["schemas"]["NodeFindingRead"][];
+            version: components["schemas"]["VersionFindingRead"];
+        };
+        /**
+         * NodeFindingRead
+         * @description What other jobs say about a node of this incident. `gpu` is set where every offence names it;
+         *     `chance` is the probability of as many offences on a usual node.
+         */
+        NodeFindingRead: {
+            /** Node */
+            node: string;
+            /** Gpu */
+            gpu: number | null;
+            reason: components["schemas"]["NodeReason"];
+            /** Incidents Count */
+            incidents_count: number;
+            /** Jobs Count */
+            jobs_count: number;
+            /** Programs Count */
+            programs_count: number;
+            /** Chance */
+            chance: number;
+            /** Past */
+            past: components["schemas"]["PastIncidentRead"][];
+        };
+        /**
+         * NodeHistoryRead
+         * @description Newest first, at most 100.
+         */
+        NodeHistoryRead: {
+            /** Node */
+            node: string;
+            /** Window Days */
+            window_days: number;
+            /** Items */
+            items: components["schemas"]["PastIncidentRead"][];
+        };
+        /**
+         * NodeReason
+         * @description What the history of a node says about it.
+         * @enum {string}
+         */
+        NodeReason: "nothing_known" | "no_offence" | "few_jobs" | "one_program" | "no_comparison" | "as_others" | "repeat_offender";
+        /**
+         * NodeTotalsRead
+         * @description One node over the window. An offence is an incident of a kind that a machine can cause;
+         *     `jobs_count` and `programs_count` are those with an offence.
+         */
+        NodeTotalsRead: {
+            /** Node */
+            node: string;
+            /** Incidents Count */
+            incidents_count: number;
+            /** Offences Count */
+            offences_count: number;
+            /** Jobs Count */
+            jobs_count: number;
+            /** Programs Count */
+            programs_count: number;
+            /**
+             * Last Opened At
+             * Format: date-time
+             */
+            last_opened_at: string;
+        };
+        /**
+         * NodesRead
+         * @description The nodes with offences in most jobs first; at most `limit` of them.
+         */
+        NodesRead: {
+            /** Window Days */
+            window_days: number;
+            /** Items */
+            items: components["schemas"]["NodeTotalsRead"][];
+        };
         /** NoteCreate */
         NoteCreate: {
             /** Text */
@@ -1256,6 +1382,30 @@ export interface components {
             items: components["schemas"]["WebhookEndpointRead"][];
             /** Next Cursor */
             next_cursor: string | null;
+        };
+        /**
+         * PastIncidentRead
+         * @description An earlier incident whose first cause was there. `gpu` is null where none was named.
+         */
+        PastIncidentRead: {
+            /** Incident Id */
+            incident_id: string;
+            /** Label */
+            label: string;
+            /** Job */
+            job: string;
+            kind: components["schemas"]["RootKind"];
+            /** Gpu */
+            gpu: number | null;
+            verdict_class: components["schemas"]["VerdictClass"];
+            sub_reason: components["schemas"]["SubReason"];
+            /** Is Offence */
+            is_offence: boolean;
+            /**
+             * Opened At
+             * Format: date-time
+             */
+            opened_at: string;
         };
         /**
          * PlaneMetric
@@ -1848,12 +1998,49 @@ export interface components {
             /** Bundle Id */
             bundle_id: string | null;
         };
+        /**
+         * VersionFindingRead
+         * @description Whether the symptom follows the versions: jobs with it on these versions, and on others.
+         */
+        VersionFindingRead: {
+            reason: components["schemas"]["VersionReason"];
+            /** Versions */
+            versions: string;
+            /** Jobs Count */
+            jobs_count: number;
+            /** Programs Count */
+            programs_count: number;
+            /** Nodes Count */
+            nodes_count: number;
+            /** Jobs Of Version */
+            jobs_of_version: number;
+            /** Other Jobs Count */
+            other_jobs_count: number;
+            /** Jobs Of Others */
+            jobs_of_others: number;
+            root: components["schemas"]["VersionRootRead"] | null;
+        };
         /** VersionRead */
         VersionRead: {
             /** Name */
             name: string;
             /** Version */
             version: string;
+        };
+        /**
+         * VersionReason
+         * @description What other jobs with the same symptom say about the versions.
+         * @enum {string}
+         */
+        VersionReason: "no_symptom" | "few_jobs" | "one_program" | "few_nodes" | "as_other_versions" | "not_compared" | "same_version";
+        /**
+         * VersionRootRead
+         * @description A library version as what the symptom points to. Never a reason to act on a node.
+         */
+        VersionRootRead: {
+            kind: components["schemas"]["RootKind"];
+            /** Name */
+            name: string;
         };
         /** WebhookEndpointCreate */
         WebhookEndpointCreate: {
@@ -3147,6 +3334,123 @@ export interface operations {
                 };
                 content: {
                     "application/problem+json": components["schemas"]["ProblemBodyTooLarge"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    list_nodes_v1_nodes_get: {
+        parameters: {
+            query?: {
+                /** @description Items on a page */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NodesRead"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    get_node_v1_nodes__node__get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                node: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NodeHistoryRead"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
                 };
             };
             /** @description The request is malformed */

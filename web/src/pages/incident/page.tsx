@@ -12,6 +12,7 @@ import { JobMap } from "../../rankmap/job-map";
 import { incidentRoute } from "../../router";
 import { Cost } from "./cost";
 import { Involved, WhatHappened } from "./happened";
+import { Memory } from "./memory";
 import { WhatNext } from "./next";
 import { copySummary, firstRootRank } from "./summary";
 import { Timeline } from "./timeline";
@@ -51,6 +52,7 @@ function IncidentView({ incident }: { readonly incident: Incident }) {
             aside={`confidence ${Math.round(incident.why.confidence * 100)} %, revision ${incident.revision}`}
           >
             <Evidence why={incident.why} />
+            <Memory memory={incident.memory} />
           </Panel>
         </div>
         <div className="grid min-w-0 gap-4">

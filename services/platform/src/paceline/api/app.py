@@ -16,6 +16,7 @@ from paceline.api.health import endpoints as health
 from paceline.api.incidents import endpoints as incidents
 from paceline.api.jobs import endpoints as jobs
 from paceline.api.middleware import BodyLimit, RequestFrame
+from paceline.api.nodes import endpoints as nodes
 from paceline.api.services import Services
 from paceline.api.session import endpoints as session
 from paceline.api.tokens import endpoints as tokens
@@ -23,7 +24,7 @@ from paceline.api.webhooks import endpoints as webhooks
 from paceline.store.rank_states import RankState
 
 API_VERSION = "1.0.0"
-ROUTERS = (session, jobs, incidents, events, webhooks, tokens, audit, health)
+ROUTERS = (session, jobs, incidents, nodes, events, webhooks, tokens, audit, health)
 
 
 def create_app(services: Services) -> FastAPI:

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from paceline.store.settings import DEFAULT_CONSOLE_URL, StoreSettings
+from paceline.store.settings import DEFAULT_CONSOLE_URL, HistorySettings, StoreSettings
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -19,6 +19,7 @@ class ApiSettings(BaseSettings):
     )
 
     database: StoreSettings = Field(default_factory=StoreSettings)
+    history: HistorySettings = Field(default_factory=HistorySettings)
     console_url: str = Field(default=DEFAULT_CONSOLE_URL, validation_alias="PACELINE_CONSOLE_URL")
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8300

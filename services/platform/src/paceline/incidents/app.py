@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from paceline.analysis.history import HistoryPolicy
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import CommunicatorRecord, JobRecord, NodeRecord
 from paceline.contracts.schemas import ContractError
@@ -51,7 +52,10 @@ class IncidentsApp:
         self._clock = clock or SystemClock()
         self._database = settings.database.open()
         self._context = VerdictContext(
-            settings.policy(), settings.console_url, settings.evidence_per_incident_max
+            settings.policy(),
+            settings.console_url,
+            settings.evidence_per_incident_max,
+            HistoryPolicy(**settings.history.model_dump()),
         )
         self._tasks = BackgroundTasks()
         self._producer = Producer(settings.kafka, self.name, clock=self._clock)

@@ -5,7 +5,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from paceline.incidents.decide import IncidentPolicy
 from paceline.runtime.settings import Count, KafkaSettings, Seconds
-from paceline.store.settings import DEFAULT_CONSOLE_URL, StoreSettings
+from paceline.store.settings import DEFAULT_CONSOLE_URL, HistorySettings, StoreSettings
 
 
 class IncidentsSettings(BaseSettings):
@@ -17,6 +17,7 @@ class IncidentsSettings(BaseSettings):
 
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
     database: StoreSettings = Field(default_factory=StoreSettings)
+    history: HistorySettings = Field(default_factory=HistorySettings)
     console_url: str = Field(default=DEFAULT_CONSOLE_URL, validation_alias="PACELINE_CONSOLE_URL")
     reopen_s_max: Seconds = 600.0
     critical_ranks_min: Count = 8

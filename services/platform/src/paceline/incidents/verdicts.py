@@ -2,11 +2,12 @@
 
 import base64
 import binascii
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from paceline.analysis.history import HistoryPolicy
 from paceline.contracts.events import EventType, IncidentStatus
 from paceline.contracts.ids import derived_id
 from paceline.contracts.registry import JobState
@@ -23,6 +24,7 @@ from paceline.incidents.decide import (
     root_key,
     severity_of,
 )
+from paceline.incidents.memory import forget, remember
 from paceline.store.actors import system
 from paceline.store.incident_changes import ChangeContext, dump_verdict, record_change
 from paceline.store.models.incident import Incident, IncidentEpisode
@@ -55,6 +57,7 @@ class VerdictContext:
     policy: IncidentPolicy
     console_url: str
     bundles_max: int
+    history: HistoryPolicy = field(default_factory=HistoryPolicy)
 
 
 async def apply_verdict(
@@ -176,6 +179,10 @@ async def _write(
     session.add(incident)
     await session.flush()
     is_over = reason in (Reason.RESOLVE, Reason.WITHDRAW, Reason.CLEAR_EPISODE)
+    if not is_over:
+        await remember(session, incident, record.verdict, change.at, context.history)
+    elif reason is Reason.WITHDRAW:
+        await forget(session, incident)
     await _write_episode(session, incident, record, change.at if is_over else None)
     event_type = EVENT_OF_REASON.get(reason)
     if event_type is not None:

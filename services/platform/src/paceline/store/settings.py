@@ -36,3 +36,16 @@ class StoreSettings(BaseSettings):
             connect_timeout_s=self.connect_timeout_s,
             statement_timeout_s=self.statement_timeout_s,
         )
+
+
+class HistorySettings(BaseSettings):
+    """`PACELINE_HISTORY_*`: how far the fleet's memory reaches and what it may do. The incidents service
+    acts on it and the API shows it, so both read the same."""
+
+    model_config = SettingsConfigDict(env_prefix="PACELINE_HISTORY_", frozen=True, extra="ignore")
+
+    node_days: Annotated[int, Field(ge=1, le=365)] = 30
+    version_days: Annotated[int, Field(ge=1, le=365)] = 7
+    jobs_min: Annotated[int, Field(ge=1)] = 2  # other jobs in which a node was the cause
+    version_jobs_min: Annotated[int, Field(ge=2)] = 3  # jobs with the same symptom
+    may_act_on_node: bool = True  # propose to replace a repeat offender; nobody acts by itself

@@ -38,6 +38,7 @@ from paceline.api.incidents.service import (
     load_incident,
     resolve,
 )
+from paceline.api.nodes.endpoints import history_policy
 from paceline.api.pagination import (
     CursorText,
     Limit,
@@ -240,4 +241,4 @@ async def _noted(session: Session, incident: Incident, entry_id: int) -> Timelin
 
 async def _answer(session: Session, services: Shared, incident: Incident, response: Response) -> IncidentRead:
     response.headers["ETag"] = f'"{incident.version}"'
-    return await build_page(session, incident, services.now())
+    return await build_page(session, incident, services.now(), history_policy(services))

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from paceline.analysis.history import HistoryPolicy
 from paceline.api.incidents.cost import load_cost
 from paceline.api.incidents.involved import load_involved
 from paceline.api.incidents.schemas import (
@@ -26,6 +27,7 @@ from paceline.api.incidents.schemas import (
     WhatNext,
     Why,
 )
+from paceline.api.nodes.service import load_memory
 from paceline.contracts.events import EventType
 from paceline.contracts.ids import format_ranks
 from paceline.contracts.verdicts import Root, Verdict
@@ -50,7 +52,9 @@ def build_summary(incident: Incident) -> IncidentSummary:
     return IncidentSummary(**_summary_fields(incident, read_verdict(incident.verdict)))
 
 
-async def build_page(session: AsyncSession, incident: Incident, now: datetime) -> IncidentRead:
+async def build_page(
+    session: AsyncSession, incident: Incident, now: datetime, policy: HistoryPolicy
+) -> IncidentRead:
     """The whole incident page as of `now`."""
     verdict = read_verdict(incident.verdict)
     incidents = IncidentRepository(session)
@@ -79,6 +83,7 @@ async def build_page(session: AsyncSession, incident: Incident, now: datetime) -
             deliveries=await _deliveries(session, incident.id),
         ),
         cost=await load_cost(session, incident, verdict, now),
+        memory=await load_memory(session, incident, verdict, now, policy),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from paceline.api.nodes.schemas import MemoryRead
 from paceline.api.schemas import ReadModel, WriteModel
 from paceline.api.webhooks.schemas import DeliveryStatus
 from paceline.contracts.events import IncidentStatus, Severity
@@ -250,6 +251,7 @@ class IncidentRead(IncidentSummary):
     what_next: WhatNext
     did_it_happen: DidItHappen
     cost: CostRead
+    memory: MemoryRead
 
 
 class NoteCreate(WriteModel):

@@ -9,6 +9,7 @@ from paceline.store.models.incident import Incident, IncidentEpisode
 from paceline.store.models.job import Job, JobAttempt
 from paceline.store.models.node import JobNode
 from paceline.store.models.outbox import OutboxEvent
+from paceline.store.models.place import IncidentPlace
 from paceline.store.models.session import ConsoleSession
 from paceline.store.models.timeline import TimelineEntry
 from paceline.store.models.token import Token
@@ -23,6 +24,7 @@ __all__ = [
     "IdempotencyKey",
     "Incident",
     "IncidentEpisode",
+    "IncidentPlace",
     "Job",
     "JobAttempt",
     "JobCommunicator",

@@ -15,6 +15,7 @@ class Incident(Base):
     __table_args__ = (
         Index("ix_incidents_opened_at_id", "opened_at", "id"),
         Index("ix_incidents_job_attempt_status", "job", "attempt", "status"),
+        Index("ix_incidents_symptom_opened_at", "symptom", "opened_at"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -31,6 +32,9 @@ class Incident(Base):
     verdict_id: Mapped[str]
     revision: Mapped[int]
     root_key: Mapped[str]  # equal for equal first causes
+    program: Mapped[str] = mapped_column(default="")  # user/name of the job: outlives its registry rows
+    symptom: Mapped[str] = mapped_column(default="")  # class, sub-reason and function; empty = hardware
+    versions: Mapped[str] = mapped_column(default="")  # of the frameworks; empty = not known
     stalled_at: Mapped[datetime]
     opened_at: Mapped[datetime]
     updated_at: Mapped[datetime]
