@@ -18,7 +18,7 @@ from paceline.contracts.batch import (
 from paceline.contracts.codes import DType, Function, OpKind, OpState
 from paceline.contracts.ids import format_communicator, format_ranks
 from paceline.contracts.registry import CommunicatorRecord, JobRecord, JobState
-from paceline.contracts.verdicts import RootKind, SubReason, VerdictClass
+from paceline.contracts.verdicts import ActionKind, Owner, RootKind, SubReason, VerdictClass
 from tests.unit.analysis.simulated_job import plain
 
 BASE_NS = 1_000_000
@@ -129,6 +129,7 @@ def test_slow_link_is_where_the_receive_wait_rises_most(receiver: int) -> None:
 def test_slow_path_without_waits_names_the_group_and_what_would_decide() -> None:
     verdict = judge(SlowJob().add(1, ALL, lambda _, rank: (5.0, 0.0)).evidence())
     assert verdict.verdict_class is VerdictClass.S2
+    assert (verdict.owner, verdict.action.kind) == (Owner.UNKNOWN, ActionKind.COLLECT)
     assert [root.kind for root in verdict.roots] == [RootKind.GROUP]
     assert "neighbour" in verdict.would_decide
 

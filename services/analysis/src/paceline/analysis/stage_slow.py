@@ -219,8 +219,11 @@ def _link(situation: Situation, key: SlowKey, keys: list[SlowKey], late: int | N
         f"{where} is slow in {_function(key)} of {name}; rounds take {key.ratio:.1f} times as long as usual",
         SubReason.SHARED_PATH if shared else SubReason.SLOW_LINK,
         roots,
-        owner=Owner.FABRIC,
-        action=Action(ActionKind.NETWORK_TICKET, where, "measure this path"),
+        # Everybody slow alike, with no neighbour's wait to show for it: a host short of CPU looks the same.
+        owner=Owner.UNKNOWN if path is None else Owner.FABRIC,
+        action=Action(ActionKind.COLLECT, where, "compare the hosts' load before the network's")
+        if path is None
+        else Action(ActionKind.NETWORK_TICKET, where, "measure this path"),
         confidence=confidence * (WEAK_CONFIDENCE if key.weak else 1.0),
         evidence=_notes(situation, key, keys),
         would_decide=would,
