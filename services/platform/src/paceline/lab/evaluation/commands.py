@@ -19,9 +19,10 @@ def add(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
         "--only",
         nargs="+",
         metavar="NAME",
-        help="only these parts (corpus, coverage, named, floor, healthy) or jobs whose name contains NAME",
+        help="only these parts (corpus, coverage, named, floor, healthy, peers), jobs whose name has NAME",
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
+    parser.add_argument("--seeds", type=int, default=30, metavar="N", help="of each fault and topology (30)")
     parser.add_argument(
         "--healthy-hours", type=float, default=24.0, metavar="H", help="simulated, per topology (24)"
     )

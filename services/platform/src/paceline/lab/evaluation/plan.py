@@ -1,7 +1,7 @@
 """The fixed corpus: which cases are run, whole and short. Seeds are the case numbers."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,6 +35,7 @@ NAMED: tuple[tuple[str, FaultKind, int, ProfileName], ...] = (
 )
 FLOOR_TOPOLOGY = "4x1x4"
 HEALTHY_SEGMENT_S = 3600
+PEERS = "peers"
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,17 @@ class Amount:
     floor_seeds: int
     healthy_s: int  # per topology
     topologies: tuple[str, ...]
-    peers: bool
+    peer_seeds: int
 
     @staticmethod
-    def whole(healthy_hours: float = 24.0) -> "Amount":
+    def whole(seeds: int = 30, healthy_hours: float = 24.0) -> "Amount":
         topologies = tuple(name for name in TOPOLOGIES if name != FLOOR_TOPOLOGY)
-        return Amount(30, 8, 10, 10, int(healthy_hours * 3600), topologies, peers=True)
+        third = max(1, seeds // 3)
+        return Amount(seeds, max(1, seeds // 4), third, third, int(healthy_hours * 3600), topologies, 3)
 
     @staticmethod
     def short() -> "Amount":
-        return Amount(1, 1, 1, 1, 300, SHORT_TOPOLOGIES, peers=False)
+        return Amount(1, 1, 1, 1, 300, SHORT_TOPOLOGIES, 0)
 
 
 def corpus(amount: Amount) -> Iterator[Case]:
@@ -83,7 +85,7 @@ def named(amount: Amount) -> Iterator[Case]:
     """128 ranks, 8x4x4: the cases on which peers were measured."""
     for seed in range(200, 200 + amount.named_seeds):
         for label, kind, count, profile in NAMED:
-            group = CommKind.TP if count > 1 else None
+            group = None if kind is F.ORDER_INVERSION else CommKind.TP
             yield Case(kind, "8x4x4", profile, seed, group=group, count=count, part=f"named {label}")
 
 
@@ -151,8 +153,21 @@ PARTS = {"corpus": corpus, "coverage": coverage, "named": named, "floor": floor,
 
 
 def all_cases(amount: Amount, only: Sequence[str] = ()) -> Iterator[Case]:
-    """Cases of the parts in `only`, or whose name contains one of its words; all where it is empty."""
+    """Cases of the parts that `only` names, and of those the ones whose name contains one of its other
+    words; everything where it is empty."""
+    parts = [word for word in only if word in PARTS]
+    words = [word for word in only if word not in PARTS and word != PEERS]
     for name, part in PARTS.items():
+        if (parts and name not in parts) or (only and not parts and not words):
+            continue
         for case in part(amount):
-            if not only or name in only or any(word in case.name for word in only if word not in PARTS):
+            if not words or any(word in case.name for word in words):
                 yield case
+
+
+def peer_cases(amount: Amount, only: Sequence[str] = ()) -> list[Case]:
+    """Jobs that peers get as dumps: the named ones."""
+    if only and PEERS not in only:
+        return []
+    seeds = amount.peer_seeds or (1 if PEERS in only else 0)
+    return list(named(replace(amount, named_seeds=seeds))) if seeds else []

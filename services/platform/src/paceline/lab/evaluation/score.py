@@ -16,6 +16,7 @@ class Match(str, Enum):
 
     EXACT = "exact"  # all of them and nothing else, or the minimal group where that is all one can see
     PARTIAL = "partial"  # nothing wrong, something missing
+    SUSPECT = "suspect"  # INCONCLUSIVE, with ranks of unknown role that are not the cause
     WIDER = "wider"  # a group (or node) that contains the cause and others
     NONE = "none"
     WRONG = "wrong"
@@ -61,9 +62,12 @@ def score(truth: Truth, told: Sequence[Told]) -> Score:
     conclusive = [each for each in after if each.is_conclusive]
     roots = causes(last) if last else []
     match = compare(truth, roots)
+    if match is Match.WRONG and last and not _accuses(last):
+        match = Match.SUSPECT
     named, right, wanted = _count(truth, roots, match)
     got = last.verdict_class if last else VerdictClass.NONE
-    victims = {rank for each in told for rank in wrongly_named(truth, causes(each.verdict))}
+    accusing = [each.verdict for each in told if _accuses(each.verdict)]
+    victims = {rank for verdict in accusing for rank in wrongly_named(truth, causes(verdict))}
     return Score(
         got,
         last.sub_reason if last else SubReason.NONE,
@@ -77,8 +81,17 @@ def score(truth: Truth, told: Sequence[Told]) -> Score:
         conclusive[0].at_s - truth.at_s if conclusive else None,
         len(early),
         last.summary if last else "no verdict",
-        any(compare(truth, causes(each.verdict)) is Match.WRONG for each in after[:-1]),
+        any(
+            compare(truth, causes(each.verdict)) is Match.WRONG and _accuses(each.verdict)
+            for each in after[:-1]
+        ),
     )
+
+
+def _accuses(verdict: Verdict) -> bool:
+    """Whether it names a cause. INCONCLUSIVE only says of whom nothing is known, role unknown."""
+    inconclusive = verdict.verdict_class is VerdictClass.INCONCLUSIVE
+    return not inconclusive or any(root.role is Role.INITIATING for root in verdict.roots)
 
 
 def compare(truth: Truth, roots: Sequence[Root]) -> Match:

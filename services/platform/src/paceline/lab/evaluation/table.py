@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from paceline.lab.evaluation.bars import Bar
-from paceline.lab.evaluation.cases import TOPOLOGIES
+from paceline.lab.evaluation.cases import TOPOLOGIES, Coverage
+from paceline.lab.evaluation.peers import PeerRow
 from paceline.lab.evaluation.runner import Result
 from paceline.lab.evaluation.score import Match
 
@@ -79,6 +80,8 @@ def _is_fine(result: Result) -> bool:
         return True
     if not result.truth.class_observable:
         return result.score.match is not Match.WRONG
+    if result.case.coverage is Coverage.GUILTY:
+        return result.score.match is Match.EXACT
     if not result.truth.root_observable and result.score.match is Match.NONE:
         return False
     return result.score.class_right and result.score.match is Match.EXACT
@@ -109,6 +112,25 @@ def render(results: Sequence[Result], bars: Sequence[Bar], peers: Sequence[str])
         met = {True: "yes", False: "NO", None: "not run"}[bar.met]
         lines.append(f"{bar.name:<52} {bar.bar:<34} {met:<8} {bar.figure}")
     return "\n".join(lines) + "\n"
+
+
+def peer_lines(peers: Sequence[PeerRow]) -> list[str]:
+    """Who names what from the same Flight Recorder dumps."""
+    if not peers:
+        return []
+    lines = [
+        f"{'the same jobs as Flight Recorder dumps':<40} {'tool':<9} {'exact':<6} {'named':>5} {'sets':>5} "
+        f"{'prec.':>7} {'s':>6}  first line names"
+    ]
+    for row in peers:
+        injected = ",".join(str(rank) for rank in row.injected)
+        first = ",".join(str(rank) for rank in row.first[:8]) or "nobody"
+        lines.append(
+            f"{row.case + ' of ' + injected:<40} {row.tool:<9} {'yes' if row.is_exact else 'no':<6} "
+            f"{len(row.named):>5} {row.sets:>5} {row.precision:>7.1%} {row.seconds:>6.1f}  {first}"
+            f"{'  ' + row.note[:150] if row.note else ''}"
+        )
+    return lines
 
 
 def describe(result: Result) -> str:

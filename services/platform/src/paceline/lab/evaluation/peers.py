@@ -1,0 +1,127 @@
+"""PyTorch's fr_trace on the same jobs, side by side, where torch is installed."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.analysis.judge import judge
+from paceline.contracts.verdicts import RootKind, Verdict, VerdictClass
+from paceline.fleet import FleetJob
+from paceline.lab.evaluation.cases import Case
+from paceline.lab.evaluation.flight_dumps import PREFIX, FlightRecorder, dump_evidence, read_dumps
+
+HUNG_S = 20  # seconds after the fault at which the dumps are taken
+FR_TRACE = "torch.distributed.flight_recorder.fr_trace"
+LIMIT_S = 300
+_CULPRIT = re.compile(r"[Cc]ulprit rank (\d+)")
+_MISSING = re.compile(r"missing[ _]ranks[^{]*\{([0-9, ]+)\}")
+
+
+@dataclass(frozen=True)
+class PeerRow:
+    """What one tool named from one set of dumps."""
+
+    case: str
+    injected: tuple[int, ...]
+    tool: str
+    named: tuple[int, ...]
+    sets: int
+    first: tuple[int, ...]  # of the first line that names anybody
+    seconds: float
+    note: str = ""
+
+    @property
+    def precision(self) -> float:
+        return len(set(self.named) & set(self.injected)) / len(self.named) if self.named else 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        return set(self.named) == set(self.injected)
+
+
+def has_fr_trace() -> bool:
+    """Whether this Python can run it."""
+    try:
+        return importlib.util.find_spec(FR_TRACE) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def compare_tools(cases: Iterable[Case]) -> Iterator[PeerRow]:
+    """Each case once as dumps: this analysis, then fr_trace, on the same files."""
+    for case in cases:
+        job = case.make_job()
+        recorder = FlightRecorder(job)
+        at_s = int(case.draw()[0].at_s) + HUNG_S if case.kind is not None else HUNG_S
+        for second in range(at_s + 1):
+            job.tables(second)
+            recorder.note()
+        injected = _visible(job)
+        label = case.part.removeprefix("named ")
+        with tempfile.TemporaryDirectory(prefix="paceline-dumps-") as text:
+            folder = Path(text)
+            recorder.write(folder, float(at_s))
+            yield _ours(label, injected, folder, float(at_s))
+            if has_fr_trace():
+                yield _fr_trace(label, injected, folder)
+
+
+def _visible(job: FleetJob) -> tuple[int, ...]:
+    """What can be known from dumps: they show nothing of what happens inside an operation."""
+    truth = job.truth()
+    if truth.verdict_class is not VerdictClass.H3:
+        return tuple(sorted(truth.root_ranks))
+    fault = truth.fired[0].fault
+    groups = job.topology.groups[fault.group]
+    return tuple(int(rank) for rank in groups.members[groups.comm_of[fault.rank]])
+
+
+def _ours(label: str, injected: tuple[int, ...], folder: Path, at_s: float) -> PeerRow:
+    started = time.perf_counter()
+    verdict = judge(dump_evidence(read_dumps(folder), at_s))
+    named = _named(verdict)
+    seconds = time.perf_counter() - started
+    note = f"{verdict.verdict_class.value} {verdict.sub_reason.value}: {verdict.summary}"
+    return PeerRow(label, injected, "paceline", named, 1 if named else 0, named, seconds, note)
+
+
+def _named(verdict: Verdict) -> tuple[int, ...]:
+    ranks = {
+        rank
+        for root in verdict.roots
+        if root.kind is not RootKind.NONE
+        for rank in (root.rank, root.peer_rank, *root.ranks)
+        if rank is not None
+    }
+    return tuple(sorted(ranks))
+
+
+def _fr_trace(label: str, injected: tuple[int, ...], folder: Path) -> PeerRow:
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", FR_TRACE, str(folder), "-p", PREFIX],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    seconds = time.perf_counter() - started
+    note = (
+        "" if done.returncode == 0 else f"status {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+    )
+    return PeerRow(label, injected, "fr_trace", *read_fr_trace(done.stdout + done.stderr), seconds, note)
+
+
+def read_fr_trace(text: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    """(all ranks named, number of sets, ranks of the first line that names any)."""
+    sets: list[set[int]] = []
+    for line in text.splitlines():
+        culprits = {int(rank) for rank in _CULPRIT.findall(line)}
+        missing = {int(rank) for found in _MISSING.findall(line) for rank in found.split(",")}
+        if culprits or missing:
+            sets.append(culprits or missing)
+    union = set[int]().union(*sets) if sets else set()
+    return tuple(sorted(union)), len(sets), tuple(sorted(sets[0])) if sets else ()

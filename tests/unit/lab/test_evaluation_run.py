@@ -1,0 +1,127 @@
+"""The corpus through the real cores, the control, the dumps and the bars."""
+
+import argparse
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from paceline.analysis.judge import judge
+from paceline.contracts.verdicts import VerdictClass
+from paceline.fleet import CommKind, FaultKind, ProfileName
+from paceline.lab.evaluation.bars import judge_bars
+from paceline.lab.evaluation.cases import TOPOLOGIES, Case, Coverage
+from paceline.lab.evaluation.commands import add
+from paceline.lab.evaluation.flight_dumps import FlightRecorder, dump_evidence, read_dumps
+from paceline.lab.evaluation.peers import read_fr_trace
+from paceline.lab.evaluation.plan import Amount, all_cases, peer_cases
+from paceline.lab.evaluation.runner import Result, run_case
+from paceline.lab.evaluation.table import failures, render
+
+H1 = Case(FaultKind.MISSING_ENTER, "2x2x4", ProfileName.GLOO, 1)
+
+
+def result_of(case: Case) -> Result:
+    result = run_case(case)
+    assert result is not None
+    return result
+
+
+def test_a_rank_that_never_enters_is_named_by_the_real_cores_and_counted_as_right() -> None:
+    result = result_of(H1)
+    assert result.score.all_right
+    assert result.score.seconds is not None
+    assert 3.0 < result.score.seconds < 15.0
+    assert failures([result]) == []
+    assert "class H1" in render([result], [], [])
+
+
+def test_argmin_blames_somebody_else_where_progress_alone_does_not_tell() -> None:
+    case = Case(FaultKind.OPERATION, "2x2x4", ProfileName.GLOO, 1, group=CommKind.WORLD)
+    result = result_of(case)
+    assert result.score.all_right
+    assert not result.control.all_right
+
+
+def test_a_healthy_job_raises_nothing_for_as_long_as_it_was_asked_to_run() -> None:
+    result = result_of(Case(None, "2x2x4", ProfileName.NCCL1, 3, part="healthy", seconds=40))
+    assert result.score.false_alarms == 0
+    assert result.truth.verdict_class is VerdictClass.NONE
+    amount = Amount(1, 1, 1, 1, 40, ("2x2x4",), 0)
+    bars = {bar.name: bar for bar in judge_bars([result], [], amount, short=False)}
+    assert bars["healthy jobs"].met is False  # 40 s are not 24 h
+    assert bars["class accuracy, complete samples"].met is None
+
+
+def test_thirty_injections_of_each_class_and_topology_are_asked_for_only_in_the_whole_run() -> None:
+    result, amount = result_of(H1), Amount.short()
+    bars = [judge_bars([result], [], amount, short=short)[0].met for short in (False, True)]
+    assert bars == [False, True]
+
+
+def test_cases_are_fixed_and_their_names_are_unique() -> None:
+    cases = [case for case in all_cases(Amount.whole(2)) if case.kind is not None]
+    assert len({case.name for case in cases}) == len(cases)
+    again = [case for case in all_cases(Amount.whole(2)) if case.kind is not None]
+    assert [case.name for case in cases] == [case.name for case in again]
+    assert cases[0].draw() == again[0].draw()
+    only = list(all_cases(Amount.whole(2), ("corpus", "/2x2x4/")))
+    assert only
+    assert {case.topology for case in only} == {"2x2x4"}
+    assert {case.part for case in only} == {"corpus"}
+    assert peer_cases(Amount.whole(2), ("corpus",)) == []
+
+
+@pytest.mark.parametrize("cover", [Coverage.OTHERS, Coverage.GUILTY])
+def test_coverage_hides_ranks_but_the_guilty_one_only_where_asked(cover: Coverage) -> None:
+    case = Case(FaultKind.MISSING_ENTER, "8x4x4", ProfileName.GLOO, 7, cover)
+    (fault,) = case.draw()
+    hidden = case.make_job().conditions.unobserved
+    assert len(hidden) == (1 if cover is Coverage.GUILTY else 13)
+    assert (fault.rank in hidden) is (cover is Coverage.GUILTY)
+
+
+def test_dumps_hold_only_data_and_show_a_rank_that_never_entered(tmp_path: Path) -> None:
+    job = Case(FaultKind.MISSING_ENTER, "2x2x4", ProfileName.NCCL1, 4, group=CommKind.TP).make_job()
+    recorder = FlightRecorder(job)
+    for second in range(30):
+        job.tables(second)
+        recorder.note()
+    recorder.write(tmp_path, 29.0)
+    dumps = read_dumps(tmp_path)
+    assert sorted(dumps) == list(range(TOPOLOGIES["2x2x4"].ranks))
+    entries = dumps[0]["entries"]
+    assert [entry["record_id"] for entry in entries] == list(range(len(entries)))
+    verdict = judge(dump_evidence(dumps, 29.0))
+    assert verdict.verdict_class is VerdictClass.H1
+    assert {root.rank for root in verdict.roots} == job.truth().root_ranks
+    (tmp_path / "rank_0").write_bytes(pickle.dumps(Path))
+    with pytest.raises(pickle.UnpicklingError, match="plain data"):
+        read_dumps(tmp_path)
+
+
+def test_fr_trace_is_read_line_by_line() -> None:
+    text = (
+        "Not all ranks joining collective, sequence number: 7\nmissing ranks: {3, 4}\n"
+        "error msg: Culprit rank 9; Error type: X, Culprit rank 2; Error type: Y\nexpected ranks: {1, 2}\n"
+    )
+    assert read_fr_trace(text) == ((2, 3, 4, 9), 2, (3, 4))
+    assert read_fr_trace("nothing") == ((), 0, ())
+
+
+def run_command(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    add(parser.add_subparsers())
+    arguments = parser.parse_args(["eval", *words])
+    status: int = arguments.run(arguments)
+    return status
+
+
+def test_the_command_says_by_its_status_whether_bars_are_met(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("--short", "--only", "corpus/no-such-fault") == 2
+    assert run_command("--short", "--only", "corpus/h2-size/2x2x4", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["jobs"] == 1
+    assert run_command("--seeds", "1", "--only", "corpus/h2-size/2x2x4") == 1  # one is not thirty
+    assert "what must be shown" in capsys.readouterr().out
