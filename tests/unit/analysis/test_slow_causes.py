@@ -146,6 +146,55 @@ class TestLinks:
         found = find_links(waits, np.arange(WORLD), edges, Algorithm.RING, 4000.0)
         assert found.links == ((5, 4),)
 
+    def test_the_registry_tells_the_order_of_a_ring_before_edges_do(self) -> None:
+        edges = np.zeros(WORLD, EDGE_ROW)
+        edges["comm_rank"], edges["direction"] = np.arange(WORLD), 1
+        edges["peer"] = (np.arange(WORLD) + 1) % WORLD
+        order = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+        place = np.argsort(order)  # of each rank on that ring
+        waits = self.waits(3)
+        waits = replace(waits, receive=waits.receive[:, place], send=waits.send[:, place])
+        found = find_links(waits, np.arange(WORLD), edges, Algorithm.RING, 4000.0, order)
+        assert found.links == ((4, 6),)
+
+    def test_a_verdict_follows_the_order_of_the_registry(self) -> None:
+        order = [0, 2, 4, 6, 1, 3, 5, 7]
+
+        def times(_: int, rank: int) -> tuple[float, float]:
+            return (5.0, 3900.0 * (1 - ((order.index(rank) - 4) % WORLD) / WORLD))  # into rank 1
+
+        evidence = replace(SlowJob().add(1, ALL, times).evidence(), comm_rings=("0,2,4,6,1,3,5,7",))
+        assert roots(judge(evidence)) == [(RootKind.LINK, 6, 1)]
+
+    def test_a_slow_link_inside_a_node_that_is_not_seen_is_a_stretch(self) -> None:
+        """Two nodes of four; only what arrives from the other node and what leaves for it is seen.
+
+        The link 1 -> 2 is slow: 4 starves, yet 3 has little to send and is blocked for a third of it.
+        """
+        waits = self.waits(2)
+        send = np.zeros_like(waits.send)
+        receive = np.zeros_like(waits.receive)
+        receive[:, 4], receive[:, 0] = 3000.0, 900.0
+        send[:, 3], send[:, 7] = 1000.0, 200.0
+        place = np.arange(WORLD)
+        waits = Waits(receive, send, ~np.isin(place, (0, 4)), ~np.isin(place, (3, 7)))
+        found = find_links(waits, place, NO_EDGES, Algorithm.RING, 4000.0)
+        assert (found.links, found.stretch) == ((), (0, 1, 2, 3, 4))
+
+    def test_a_slow_link_of_a_tree_is_waited_for_at_both_ends(self) -> None:
+        """0 - (1, 2): 2 -> 0 is slow; 0 also waits for 1, which is not blocked: it waits for the result."""
+        waits = {(0, 2): (90, 95), (0, 1): (95, 3), (1, 0): (100, 3), (2, 0): (40, 1)}
+        edges = np.zeros(2 * len(waits), EDGE_ROW)
+        for at, ((receiver, sender), (starves, blocked)) in enumerate(waits.items()):
+            for row, me, peer, direction, value in (
+                (edges[2 * at], receiver, sender, 1, starves),
+                (edges[2 * at + 1], sender, receiver, 0, blocked),
+            ):
+                row["comm_rank"], row["peer"], row["direction"], row["group"] = me, peer, direction, 1
+                row["count"], row["wait_ns"] = 10, value * 10
+        found = find_links(self.waits(4), np.arange(3), edges, Algorithm.TREE, 100.0)
+        assert found.links == ((2, 0),)
+
     @pytest.mark.parametrize(("receiver", "sender"), [(1, 3), (0, 2), (3, 1), (2, 0)])
     def test_tree_in_both_directions(self, receiver: int, sender: int) -> None:
         """0 - (1 - (3, 4), 2 - (5, 6)): what a slow edge feeds starves, results come down late too."""

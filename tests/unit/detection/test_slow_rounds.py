@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.analysis.detection import DecisionKind, DetectionPolicy, Reason, SlowPolicy
 from paceline.contracts.batch import RowKind
-from paceline.contracts.codes import Phase
+from paceline.contracts.codes import FrameFlag, Phase
 
 SLOW, CLEAR = DecisionKind.SLOW, DecisionKind.CLEAR
 HEALTHY = 0.004  # s
@@ -59,6 +59,17 @@ class TestSlow:
             mine = rounds[rounds["round"] == number]
             assert sorted(mine["rank"]) == list(range(8))
             assert mine["rank"][mine["duration_ns"].argmin()] == 5
+
+    def test_evidence_says_which_members_waits_are_not_seen(self, fake_job: Any, watch: Any) -> None:
+        rng = random.Random(2)
+        seen = watch(fake_job())
+        for rank in (1, 2):
+            seen.job.member[7, rank].flags = int(FrameFlag.COUNTS_UNOBSERVABLE)
+        run(seen, 20, lambda: jitter(rng))
+        found = run(seen, 20, lambda: late(rng, 5, 0.3))
+        rounds = seen.block.evidence(found[-1])[0][RowKind.ROUND]
+        hidden = rounds["rank"][(rounds["flags"] & FrameFlag.COUNTS_UNOBSERVABLE) != 0]
+        assert set(hidden.tolist()) == {1, 2}
 
     def test_base_line_is_frozen_in_the_anomaly(self, fake_job: Any, watch: Any) -> None:
         rng = random.Random(3)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from paceline.analysis.evidence import Ints, JobEvidence, Mask
 from paceline.analysis.policy import JudgePolicy
 from paceline.analysis.slow_links import Slow, Waits, find_links
+from paceline.analysis.transfers import ring_order
 from paceline.analysis.waits import SYNCHRONISING
 from paceline.contracts.batch import Rows
 from paceline.contracts.codes import FrameFlag
@@ -106,6 +107,8 @@ def measure(evidence: JobEvidence, base: np.void, policy: JudgePolicy) -> SlowKe
         late_part = lateness if constant else max(lateness - usual, 0.0)
         share = late_part / max(late_part + together, 1.0)
     edges = evidence.edges[evidence.edges["comm"] == base["comm"]]
+    order = ring_order(evidence, comm)
+    order = None if order is None else evidence.members(comm)[order]
     lost_us = float(np.median(highest[is_slow] - t_base)) / 1e3
     return SlowKey(
         comm=comm,
@@ -121,7 +124,7 @@ def measure(evidence: JobEvidence, base: np.void, policy: JudgePolicy) -> SlowKe
         constant=constant,
         excess=dict(zip(table.ranks.tolist(), np.median(slow_times - t_base, axis=0).tolist(), strict=True)),
         last_round=int(table.rounds[-1]),
-        slow=find_links(table.at(is_slow), table.ranks, edges, int(base["algorithm"]), lost_us),
+        slow=find_links(table.at(is_slow), table.ranks, edges, int(base["algorithm"]), lost_us, order),
     )
 
 

@@ -3,12 +3,15 @@
 Ring: the receiver of a slow link starves, its sender is blocked instead of starving, so receive waits
 rise most from the one to the other (papers.md 1.4 rule 5). Where the sender's receive wait is not
 seen (no counts inside a node), its send wait decides: a sender that is blocked while its receiver
-starves has the slow link between them. Where that is not seen either, the answer is the stretch of
-the ring between the last member that was seen to be fed and the one that starves.
+starves has the slow link between them. Where that is not seen either, or its sender is blocked much
+less than it starves, the answer is the stretch of the ring between the last member that was seen to
+be fed and the one that starves.
 
-Tree: what a member passes on it first has to get. A receive wait counts only as far as it exceeds
-the receive waits of its sender in the same direction of flow; results that come down depend on
-everything that goes up.
+Tree: a slow link is waited for at both its ends, any other link at one of them, so the lesser of the
+two waits decides where both are seen and messages are large enough to block a sender. Else: what a
+member passes on it first has to get. A receive wait counts only as far as it exceeds the receive
+waits of its sender in the same direction of flow; results that come down depend on everything that
+goes up.
 """
 
 from collections import Counter
@@ -22,8 +25,10 @@ from paceline.contracts.batch import Rows
 from paceline.contracts.codes import Algorithm
 
 Times = npt.NDArray[np.float64]
+Waiting = dict[tuple[int, int], float]  # (reporter, peer), places -> wait per slice
 _SAME_STEP = 0.6  # of the largest rise: another link as slow as the slowest
 _RISE_MIN = 0.2  # of what the rounds lose; less is noise of waits that are alike
+_BLOCKED_MIN = 0.5  # of the time that its receiver starves; a sender blocked less is itself starved
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,27 @@ class Slow:
 NONE = Slow()
 
 
-def find_links(waits: Waits, ranks: Ints, edges: Rows, algorithm: int, lost_us: float) -> Slow:
-    """Slow links among `ranks` (communicator order); `edges` are those of the communicator."""
+def find_links(
+    waits: Waits, ranks: Ints, edges: Rows, algorithm: int, lost_us: float, order: Ints | None = None
+) -> Slow:
+    """Slow links among `ranks` (communicator order); `edges` are those of the communicator.
+
+    `order`: global ranks in ring order by the registry, None where it names none.
+    """
     receives = edges[edges["direction"] == 1]
     if algorithm == Algorithm.TREE or (len(receives) and not (receives["group"] == 0).any()):
-        return _tree(receives, ranks) if len(receives) else NONE
-    return _ring(waits, ranks, _ring_sources(receives, len(ranks)), lost_us)
+        return _tree(edges[edges["direction"] == 0], receives, ranks) if len(receives) else NONE
+    sources = _ring_sources(receives, len(ranks)) if order is None else _named_sources(order, ranks)
+    return _ring(waits, ranks, sources, lost_us)
+
+
+def _named_sources(order: Ints, ranks: Ints) -> Ints:
+    """Place of the sender of each member in a ring of known order; members without rounds are left out."""
+    by_rank = np.argsort(ranks)
+    places = by_rank[np.searchsorted(ranks[by_rank], order[np.isin(order, ranks)])]
+    sources = np.empty(len(ranks), np.int64)
+    sources[places] = np.roll(places, 1)
+    return sources
 
 
 def _ring_sources(receives: Rows, size: int) -> Ints:
@@ -87,6 +107,7 @@ def _rise(waits: Waits, sources: Ints) -> Times:
     """Evidence for the link into each member, NaN where it cannot be judged."""
     blocked = np.minimum(waits.receive, waits.send[:, sources])
     blocked[:, waits.send_unseen[sources]] = np.nan
+    blocked[:, np.median(blocked, axis=0) < _BLOCKED_MIN * np.median(waits.receive, axis=0)] = 0.0
     rise = waits.receive - waits.receive[:, sources]
     rise = np.where(waits.receive_unseen[sources][None, :], blocked, rise)
     rise[:, waits.receive_unseen] = np.nan
@@ -108,14 +129,38 @@ def _stretch(waits: Waits, ranks: Ints, sources: Ints, lost_us: float) -> Slow:
     return Slow((), tuple(sorted(int(ranks[place]) for place in places)))
 
 
-def _tree(receives: Rows, ranks: Ints) -> Slow:
+def _tree(sends: Rows, receives: Rows, ranks: Ints) -> Slow:
     """By wait per slice, because edges of different nodes are sampled over different times."""
-    wait: dict[tuple[int, int], float] = {}
-    for row in receives:
+    wait = _per_slice(receives, len(ranks))
+    rise = _both_ends(wait, _per_slice(sends, len(ranks))) or _unfed(wait)
+    if not rise or max(rise.values()) <= 0:
+        return NONE
+    best = max(rise.values())
+    alike = sorted((edge for edge, v in rise.items() if v >= _SAME_STEP * best), key=lambda e: -rise[e])
+    return Slow(tuple((int(ranks[sender]), int(ranks[receiver])) for receiver, sender in alike))
+
+
+def _per_slice(rows: Rows, size: int) -> Waiting:
+    """Wait of each edge as (reporter, peer)."""
+    wait: Waiting = {}
+    for row in rows:
         edge = (int(row["comm_rank"]), int(row["peer"]))
-        if max(edge) < len(ranks) and min(edge) >= 0:
+        if max(edge) < size and min(edge) >= 0:
             value = float(row["wait_ns"]) / max(float(row["count"]), 1.0)
             wait[edge] = max(wait.get(edge, 0.0), value)
+    return wait
+
+
+def _both_ends(wait: Waiting, sent: Waiting) -> Waiting:
+    """The lesser wait of each edge's two ends, empty where senders are not seen or never blocked."""
+    if not wait or any((sender, receiver) not in sent for receiver, sender in wait):
+        return {}
+    lesser = {edge: min(value, sent[edge[1], edge[0]]) for edge, value in wait.items()}
+    return lesser if max(lesser.values()) >= _BLOCKED_MIN * max(wait.values()) > 0 else {}
+
+
+def _unfed(wait: Waiting) -> Waiting:
+    """How far each receive wait exceeds what its sender itself waited for."""
     parent = _parents(wait)
     upward = {edge: value for edge, value in wait.items() if parent.get(edge[1]) == edge[0]}
     most_upward = max(upward.values(), default=0.0)
@@ -126,14 +171,10 @@ def _tree(receives: Rows, ranks: Ints) -> Slow:
         else:
             fed = max(most_upward, wait.get((sender, parent.get(sender, -1)), 0.0))
         rise[receiver, sender] = value - fed
-    if not rise or max(rise.values()) <= 0:
-        return NONE
-    best = max(rise.values())
-    alike = sorted((edge for edge, v in rise.items() if v >= _SAME_STEP * best), key=lambda e: -rise[e])
-    return Slow(tuple((int(ranks[sender]), int(ranks[receiver])) for receiver, sender in alike))
+    return rise
 
 
-def _parents(wait: dict[tuple[int, int], float]) -> dict[int, int]:
+def _parents(wait: Waiting) -> dict[int, int]:
     """Parent of each place, found by peeling leaves; the last one left is the root."""
     neighbours: dict[int, set[int]] = {}
     for a, b in wait:

@@ -19,7 +19,7 @@ from paceline.analysis.detection.senders import Sender
 from paceline.analysis.detection.slow_edges import EdgeWatch
 from paceline.analysis.detection.slow_steps import StepWatch
 from paceline.contracts.batch import BASELINE_ROW, ROUND_ROW, STEP_ROW, RowKind
-from paceline.contracts.codes import OpKind, OpState
+from paceline.contracts.codes import FrameFlag, OpKind, OpState
 
 HOT_MAX = 256  # keys followed one by one
 HOT_VALUES_MAX = 4 * 1024 * 1024  # member values kept for evidence over all hot keys
@@ -332,6 +332,7 @@ class SlowWatch:
             rows["reduce_op"], rows["state"], rows["peer"] = key.reduce_op, OpState.COMPLETED, -1
             rows["duration_ns"], rows["gap_ns"] = kept.duration, kept.gap
             rows["send_wait_us"], rows["recv_wait_us"] = kept.send_wait, kept.recv_wait
+            rows["flags"] = members.flags[start:end] & int(FrameFlag.COUNTS_UNOBSERVABLE)
             yield rows
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
