@@ -7,7 +7,7 @@ communication may overlap with computation. Where the inputs are missing nothing
 (docs/adr/0023-fleet-memory.md).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -63,7 +63,7 @@ def hours_lost(ranks: int, stretches: Iterable[Stretch]) -> Loss:
 
 def slow_loss(evidence: JobEvidence, roots: Sequence[Root], policy: JudgePolicy) -> SlowLoss:
     """What the slow fault of `roots` takes from each step, and what each root is worth."""
-    measured = [measure(evidence, row, policy) for row in evidence.baselines]
+    measured = [measure(evidence, row, policy) for row in _rows_of(evidence, roots)]
     keys = [key for key in measured if key is not None]
     own = read_own_times(evidence)
     steps = _read_steps(evidence, keys, own)
@@ -76,6 +76,15 @@ def slow_loss(evidence: JobEvidence, roots: Sequence[Root], policy: JudgePolicy)
         reason=steps.reason,
         regains=tuple(_regain(root, keys, own, steps) for root in initiating[:REGAINS_MAX]),
     )
+
+
+def _rows_of(evidence: JobEvidence, roots: Sequence[Root]) -> Iterator[np.void]:
+    """Base lines of the communicators that a root is in: to measure all again would double a judgement."""
+    named = {rank for root in roots for rank in (root.rank, root.peer_rank, *root.ranks) if rank is not None}
+    wanted = np.array(sorted(named), np.int64)
+    for row, comm in zip(evidence.baselines, evidence.index_of(evidence.baselines["comm"]), strict=True):
+        if comm >= 0 and np.isin(wanted, evidence.members(int(comm))).any():
+            yield row
 
 
 @dataclass(frozen=True)
