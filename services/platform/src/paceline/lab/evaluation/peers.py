@@ -53,6 +53,14 @@ def has_fr_trace() -> bool:
         return False
 
 
+def missing_peers() -> list[str]:
+    """Analysers that this Python cannot run, as sentences."""
+    notes = [] if has_fr_trace() else ["fr_trace was not run: torch is not installed"]
+    if importlib.util.find_spec("nvidia_resiliency_ext") is None:
+        return [*notes, "NVRx's analyser was not run: nvidia-resiliency-ext is not installed"]
+    return [*notes, "NVRx's analyser was not run: reading its answer is not built"]
+
+
 def compare_tools(cases: Iterable[Case]) -> Iterator[PeerRow]:
     """Each case once as dumps: this analysis, then fr_trace, on the same files."""
     for case in cases:

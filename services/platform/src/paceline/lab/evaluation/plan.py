@@ -49,6 +49,8 @@ class Amount:
     healthy_s: int  # per topology
     topologies: tuple[str, ...]
     peer_seeds: int
+    jitter_s: int = 600  # of a job with 10% jitter
+    covered: tuple[str, ...] = ()  # topologies of the coverage part; all where empty
 
     @staticmethod
     def whole(seeds: int = 30, healthy_hours: float = 24.0) -> "Amount":
@@ -58,7 +60,7 @@ class Amount:
 
     @staticmethod
     def short() -> "Amount":
-        return Amount(1, 1, 1, 1, 300, SHORT_TOPOLOGIES, 0)
+        return Amount(1, 1, 1, 1, 120, SHORT_TOPOLOGIES, 0, 300, SHORT_TOPOLOGIES[:1])
 
 
 def corpus(amount: Amount) -> Iterator[Case]:
@@ -70,14 +72,13 @@ def corpus(amount: Amount) -> Iterator[Case]:
 def coverage(amount: Amount) -> Iterator[Case]:
     """The same with ranks that have no probe."""
     seeds = range(100, 100 + amount.coverage_seeds)
+    topologies = amount.covered or amount.topologies
     for kinds, profiles in GROUPS:
         chosen = [kind for kind in kinds if kind not in (F.ALL_STUCK, F.ROTATING)]
-        yield from cases_of(
-            chosen, amount.topologies, profiles, seeds, part="coverage", coverage=Coverage.OTHERS
-        )
+        yield from cases_of(chosen, topologies, profiles, seeds, part="coverage", coverage=Coverage.OTHERS)
     more = range(100, 100 + 3 * amount.coverage_seeds)
     yield from cases_of(
-        [F.MISSING_ENTER], amount.topologies, ALL_PROFILES, more, part="coverage", coverage=Coverage.GUILTY
+        [F.MISSING_ENTER], topologies, ALL_PROFILES, more, part="coverage", coverage=Coverage.GUILTY
     )
 
 
@@ -101,7 +102,7 @@ def floor(amount: Amount) -> Iterator[Case]:
             fault = Fault(F.LATE_RANK, rank, CommKind.TP, SLOW_AT_S, until_s, delay_s=share * step_s / parts)
             yield Case(F.LATE_RANK, FLOOR_TOPOLOGY, P.NCCL1, seed, part=part, faults=(fault,), seconds=120)
         yield Case(
-            None, FLOOR_TOPOLOGY, P.NCCL1, seed, part="floor jitter", seconds=600,
+            None, FLOOR_TOPOLOGY, P.NCCL1, seed, part="floor jitter", seconds=amount.jitter_s,
             conditions=Conditions(jitter=0.1),
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from paceline.lab.evaluation.bars import Bar
 from paceline.lab.evaluation.cases import TOPOLOGIES, Coverage
-from paceline.lab.evaluation.peers import PeerRow
+from paceline.lab.evaluation.peers import PeerRow, missing_peers
 from paceline.lab.evaluation.runner import Result
 from paceline.lab.evaluation.score import Match
 
@@ -130,7 +130,7 @@ def peer_lines(peers: Sequence[PeerRow]) -> list[str]:
             f"{len(row.named):>5} {row.sets:>5} {row.precision:>7.1%} {row.seconds:>6.1f}  {first}"
             f"{'  ' + row.note[:150] if row.note else ''}"
         )
-    return lines
+    return lines + missing_peers()
 
 
 def describe(result: Result) -> str:
