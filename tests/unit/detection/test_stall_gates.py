@@ -88,6 +88,20 @@ class TestPhases:
         job.hang(7, missing=[3])
         assert stalls(seen.idle(5))[0].reason is Reason.MEMBER_DEAD
 
+    def test_process_that_is_back_in_the_same_attempt_ends_the_episode(
+        self, fake_job: Any, watch: Any
+    ) -> None:
+        job = fake_job()
+        seen = watch(job)
+        job.process[3].exit_kind, job.process[3].exit_code = ExitKind.SIGNAL, -9
+        assert stalls(seen.idle(5))
+        job.process[3].exit_kind, job.process[3].exit_code = ExitKind.NONE, 0
+        seen.decisions.clear()
+        seen.healthy(1)
+        assert seen.kinds() == []  # once is not yet back
+        seen.healthy(3)
+        assert seen.kinds() == [DecisionKind.CLEAR]
+
     def test_unknown_phase_counts_as_training(self, fake_job: Any, watch: Any) -> None:
         job = fake_job()
         seen = watch(job)

@@ -280,7 +280,14 @@ class JobBlock:
         if view is not None:
             self.suspicion.settle(self.members, view, self.policy.stall.clear_ticks)
             self.refused[Refusal.SUSPECTS_FULL] += self.suspicion.note(self.members, view, self.now_ns)
-        self.suspicion.note_process(self.now_ns, dead=self._process_died(), host_wait=self._host_waits())
+        died = self._process_died()
+        self.suspicion.note_process(
+            self.now_ns,
+            dead=died,
+            revived=self.dead_since_ns == 0,
+            host_wait=self._host_waits(),
+            calm_ticks_min=self.policy.stall.clear_ticks,
+        )
         comm, stalled_round = self.suspicion.first
         if self.suspicion.active:
             calm = self.suspicion.is_calm

@@ -29,6 +29,7 @@ class Suspicion:
     since_ns: int = 0
     tracked: dict[int, Tracked] = field(default_factory=dict)
     process_dead: bool = False
+    dead_calm_ticks: int = 0  # ticks in a row in which no process was dead any more
     host_wait: bool = False
     first: tuple[int, int] = (0, 0)  # (communicator, round) that opened the episode
     published_ns: int = 0
@@ -41,7 +42,7 @@ class Suspicion:
     @property
     def is_calm(self) -> bool:
         """Everything suspected has moved on, only not yet often enough to say that it is over."""
-        if self.process_dead or self.host_wait:
+        if self.host_wait or (self.process_dead and self.dead_calm_ticks == 0):
             return False
         return all(entry.calm_ticks > 0 for entry in self.tracked.values())
 
@@ -65,11 +66,19 @@ class Suspicion:
                 known.round = max(known.round, stalled_round)
         return refused
 
-    def note_process(self, now_ns: int, *, dead: bool, host_wait: bool) -> None:
-        """Processes that died in disorder, host waits beyond the backstop."""
+    def note_process(
+        self, now_ns: int, *, dead: bool, revived: bool, host_wait: bool, calm_ticks_min: int
+    ) -> None:
+        """Processes that died in disorder (over again: `revived`), host waits beyond the backstop.
+
+        A death is forgotten after `calm_ticks_min` ticks in which every process was there again.
+        """
         if dead or host_wait:
             self._open((0, 0), now_ns)
-        self.process_dead |= dead
+        self.dead_calm_ticks = self.dead_calm_ticks + 1 if self.process_dead and revived else 0
+        self.process_dead = (self.process_dead or dead) and self.dead_calm_ticks < calm_ticks_min
+        if not self.process_dead:
+            self.dead_calm_ticks = 0
         self.host_wait = host_wait
 
     def settle(self, members: Members, view: StallView, calm_ticks_min: int) -> None:
