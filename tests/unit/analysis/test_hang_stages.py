@@ -92,6 +92,22 @@ class TestInit:
         assert [root.rank for root in verdict.roots] == [5]
         assert verdict.victims_count == 7
 
+    def test_ranks_without_a_report_are_not_named_beside_one_that_was_seen_elsewhere(self) -> None:
+        job = SimulatedJob(SHAPE, 1, steps=0)
+        for rank in range(8):
+            if rank != 5:
+                job.process[rank] = {"host_wait": HostWait.BOOTSTRAP, "host_wait_age_ms": 130_000}
+        verdict = judge(job.run().evidence(hidden=[2, 7]))
+        assert [(root.rank, root.role) for root in verdict.roots] == [(5, Role.INITIATING)]
+        assert "never reached" in verdict.summary
+
+    def test_of_several_without_a_report_none_is_known_to_be_the_cause(self) -> None:
+        job = SimulatedJob(SHAPE, 1, steps=0)
+        for rank in range(8):
+            job.process[rank] = {"host_wait": HostWait.BOOTSTRAP, "host_wait_age_ms": 130_000}
+        verdict = judge(job.run().evidence(hidden=[2, 7]))
+        assert [(root.rank, root.role) for root in verdict.roots] == [(2, Role.UNKNOWN), (7, Role.UNKNOWN)]
+
     def test_all_there_and_nothing_happens(self) -> None:
         verdict = judge(bootstrapping(-1))
         assert (verdict.verdict_class, verdict.roots) == (VerdictClass.INIT, ())
@@ -213,6 +229,47 @@ class TestHiddenCompletion:
         verdict = judge(self.hide(injection.job.evidence()))
         assert verdict.verdict_class in (VerdictClass.INCONCLUSIVE, VerdictClass.NONE)
         assert not [root for root in verdict.roots if root.role is Role.INITIATING]
+
+    @pytest.mark.parametrize("backend", ["gloo", "nccl"])
+    @pytest.mark.parametrize("seed", range(6))
+    def test_unreported_rank_makes_nobody_else_guilty(self, seed: int, backend: str) -> None:
+        window = 1 if backend == "gloo" else 6
+        injection = inject("h1", SimulatedJob(Shape(2, 4, 2), seed, window=window, backend=backend))
+        evidence = self.hide(injection.job.evidence(hidden=injection.ranks))
+        evidence.peers["completed"] = 0
+        evidence.peers["head_age_ms"] = np.where(evidence.peers["posted"] > 0, 7000, 0)
+        verdict = judge(evidence)
+        assert verdict.verdict_class in (VerdictClass.INCONCLUSIVE, VerdictClass.NONE, VerdictClass.H1)
+        named = {root.rank for root in verdict.roots if root.role is Role.INITIATING}
+        assert named <= set(injection.ranks)
+
+    def test_messages_that_both_ends_have_posted_are_not_open(self) -> None:
+        job = SimulatedJob(Shape(1, 1, 2), 1, steps=0)
+        group = next(name for name in job.groups if name.startswith("pp"))
+        for rank, first in ((0, Function.SEND), (1, Function.RECV)):
+            second = Function.RECV if first is Function.SEND else Function.SEND
+            job.ranks[rank].program = [Call(group, first, peer=1 - rank), Call(group, second, peer=1 - rank)]
+        evidence = self.hide(job.run().evidence())
+        evidence.peers["completed"] = 0
+        evidence.peers["head_age_ms"] = 7000
+        assert judge(evidence).verdict_class is VerdictClass.NONE
+
+
+def test_message_behind_a_later_round_of_a_stuck_group_is_no_second_cause() -> None:
+    """The receiver has left the stuck round and stands in the next; the message was posted after that."""
+    job = SimulatedJob(Shape(2, 1, 2), 4, window=6, backend="nccl")
+    job.stuck = ("tp_0", 5)
+    evidence = job.run().evidence()
+    left = part_of(evidence, "tp_0").start + 1
+    rank, peer = 1, 3
+    later = next(item for item in job.ranks[rank].open if item.number == 6 and item.call.group == "tp_0")
+    message = next(item for item in job.ranks[rank].open if item.call.peer == peer)
+    assert later.issue < message.issue
+    state = evidence.state
+    state["completed"][left], state["head_round"][left], state["head_issue"][left] = 5, 6, later.issue
+    verdict = judge(evidence)
+    assert verdict.verdict_class is VerdictClass.H3
+    assert peer not in {each for root in verdict.roots for each in (root.ranks or (root.rank,))}
 
 
 class TestPlaces:

@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 from paceline.analysis.evidence import Ints, JobEvidence, Mask
 from paceline.analysis.processes import Processes
+from paceline.contracts.batch import Rows
+from paceline.contracts.codes import FrameFlag
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +56,15 @@ def read_pairs(evidence: JobEvidence, processes: Processes) -> PairWaits:
     reporting = np.zeros(evidence.world_size, np.bool_)
     reporting[rank] = True
     quiet = _quiet_pages(evidence, processes)
+    done, issue = _done(evidence, rows, comm, rank, found, other)
     parts = []
     for direction in (0, 1):
-        is_open = rows["posted"][:, direction] > rows["completed"][:, direction]
-        sequence = rows["completed"][:, direction] + np.uint64(1)
+        is_open = rows["posted"][:, direction] > done[:, direction]
+        sequence = done[:, direction] + np.uint64(1)
         known = named & (found | reporting[peer] | quiet[peer]) & ~processes.lost[peer]
         posted = found & (rows["posted"][other, 1 - direction] >= sequence)
-        same = found & (rows["completed"][other, 1 - direction] + np.uint64(1) == sequence) & posted
-        peer_issue = np.where(same, rows["head_issue"][other, 1 - direction], np.uint64(0))
+        same = found & (done[other, 1 - direction] + np.uint64(1) == sequence) & posted
+        peer_issue = np.where(same, issue[other, 1 - direction], np.uint64(0))
         parts.append(
             PairWaits(
                 comm[is_open],
@@ -71,13 +74,39 @@ def read_pairs(evidence: JobEvidence, processes: Processes) -> PairWaits:
                 sequence[is_open],
                 posted[is_open],
                 known[is_open],
-                rows["head_issue"][is_open, direction],
+                issue[is_open, direction],
                 rows["head_age_ms"][is_open, direction].astype(np.int64),
                 peer_issue[is_open],
             )
         )
     names = PairWaits.__dataclass_fields__
     return PairWaits(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def _done(
+    evidence: JobEvidence, rows: Rows, comm: Ints, rank: Ints, found: Mask, other: Ints
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Operations of each row and direction that are not known to be open, and the issue of the first
+    that is (0 unknown).
+
+    Where completion is not seen, what both ends have posted may be over: only what is ahead waits.
+    """
+    done, issue = rows["completed"].copy(), rows["head_issue"].copy()
+    members = hidden_completion(evidence)
+    if len(rows) == 0 or not members.any():
+        return done, issue
+    keys = (evidence.comm_of * evidence.world_size + evidence.member_rank)[members]
+    hidden = found & np.isin(comm * evidence.world_size + rank, keys)
+    met = np.minimum(rows["posted"], rows["posted"][other][:, ::-1])
+    changed = hidden[:, None] & (met > done)
+    done[changed], issue[changed] = met[changed], 0
+    return done, issue
+
+
+def hidden_completion(evidence: JobEvidence) -> Mask:
+    """Members whose source does not show when an operation is over."""
+    mask: Mask = evidence.seen & ((evidence.state["flags"] & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
+    return mask
 
 
 def _quiet_pages(evidence: JobEvidence, processes: Processes) -> Mask:

@@ -6,9 +6,10 @@ from functools import cached_property
 import numpy as np
 
 from paceline.analysis.evidence import Ints, JobEvidence, Mask
-from paceline.analysis.pairs import complete_pages
+from paceline.analysis.pairs import complete_pages, hidden_completion
 from paceline.analysis.policy import JudgePolicy
 from paceline.analysis.processes import Processes, read_processes
+from paceline.analysis.unseen_ends import obscured_ranks, unseen_operations
 from paceline.analysis.waits import Links, WaitGraph, build_graph
 from paceline.contracts.codes import HostWait
 
@@ -83,7 +84,17 @@ class Situation:
         missing = self._ranks(evidence.member_rank[~seen])
         whole = complete_pages(evidence, seen, self.processes.lost)
         stale = self._ranks(evidence.member_rank[self.graph.collectives.stale])
-        return (~missing | whole) & ~stale & ~self.hidden
+        return (~missing | whole) & ~stale & ~self.hidden & ~self.obscured
+
+    @cached_property
+    def obscured(self) -> Mask:
+        """Ranks that may be held although nothing shows it (`unseen_ends.obscured_ranks`)."""
+        return obscured_ranks(self.evidence, self.processes, self.graph)
+
+    @cached_property
+    def unseen_ends(self) -> Mask:
+        """Operations whose completion no source shows: H1, H2 or INCONCLUSIVE may follow, nothing else."""
+        return unseen_operations(self.evidence, self.graph)
 
     @cached_property
     def hidden(self) -> Mask:
@@ -95,7 +106,12 @@ class Situation:
             return np.zeros(evidence.world_size, np.bool_)
         explained = np.unique(pairs.comm * evidence.world_size + pairs.rank)
         keys = evidence.comm_of * evidence.world_size + evidence.member_rank
-        return self._ranks(evidence.member_rank[suspicious & ~np.isin(keys, explained)])
+        unexplained = suspicious & ~np.isin(keys, explained)
+        # Without completions everything ever posted counts as open: any row of the pair explains it.
+        rows = evidence.peers
+        posted = evidence.index_of(rows["comm"]) * evidence.world_size + rows["rank"].astype(np.int64)
+        unexplained &= ~(hidden_completion(evidence) & np.isin(keys, posted))
+        return self._ranks(evidence.member_rank[unexplained])
 
     @cached_property
     def hosted(self) -> Mask:
@@ -144,7 +160,7 @@ class Situation:
         """Stalled operations that everybody has entered and that wait behind no other one."""
         graph = self.graph
         mask = self.stalled & self.settled & (graph.lack_count == 0) & (graph.blind_count == 0)
-        mask &= ~graph.opaque & ~self.unrecorded
+        mask &= ~graph.opaque & ~self.unrecorded & ~self.unseen_ends
         comms = self.evidence.communicators
         mask[:comms] &= ~self.evidence.inferred
         mask[graph.host_base :] = False
@@ -160,7 +176,7 @@ class Situation:
         """As `satisfied`, for operations of which some members were not reported."""
         graph = self.graph
         mask = self.stalled & (graph.lack_count == 0) & (graph.blind_count > 0) & self.settled
-        mask &= ~graph.opaque & ~self.unrecorded
+        mask &= ~graph.opaque & ~self.unrecorded & ~self.unseen_ends
         mask[graph.pair_base :] = False
         mask[: self.evidence.communicators] &= ~self.evidence.inferred
         mask[self.edges.source] = False
@@ -234,15 +250,17 @@ class Situation:
         return mask
 
     def _order_edges(self) -> "Edges":
-        """From an operation to an earlier one that one of its holders is still inside."""
+        """From an operation to an earlier one that one of its holders is still inside, or behind."""
         graph, ordered = self.graph, self.ordered
         usable = ordered[graph.holds.op] & (graph.holds.issue > 0) & ~self.unrecorded[graph.holds.op]
         holds = graph.holds.where(usable)
+        behind = graph.behind.where(ordered[graph.behind.op] & (graph.behind.issue > 0))
+        heads = Links.join([holds, behind])
         first = np.full(self.evidence.world_size, np.iinfo(np.uint64).max, np.uint64)
-        np.minimum.at(first, holds.rank, holds.issue)
+        np.minimum.at(first, heads.rank, heads.issue)
         head = np.full(self.evidence.world_size, -1, np.int64)
-        is_first = holds.issue == first[holds.rank]
-        head[holds.rank[is_first]] = holds.op[is_first]
+        is_first = heads.issue == first[heads.rank]
+        head[heads.rank[is_first]] = heads.op[is_first]
         held = Links.join([holds, graph.mirrored.where(ordered[graph.mirrored.op])])
         later = (held.issue > first[held.rank]) & (graph.lack_count[held.op] == 0)
         return Edges(held.op[later], head[held.rank[later]], held.rank[later])

@@ -43,7 +43,9 @@ def cycle(situation: Situation) -> Finding | None:
     for edges, sends in ((situation.edges, False), (situation.edges_with_sends, True)):
         ops = np.flatnonzero(_core(situation, edges))
         if len(ops):
-            return _judge_circle(situation, _turns(edges, ops), ops, sends)
+            found = _judge_circle(situation, _turns(edges, ops), ops, sends)
+            deadlock = found is not None and found.verdict_class is VerdictClass.DEADLOCK
+            return None if deadlock and bool(situation.unseen_ends[ops].any()) else found
     return None
 
 

@@ -16,7 +16,7 @@ from paceline.analysis.findings import (
 )
 from paceline.analysis.situation import Situation
 from paceline.contracts.codes import HostWait
-from paceline.contracts.verdicts import Action, ActionKind, Owner, Root, SubReason, VerdictClass
+from paceline.contracts.verdicts import Action, ActionKind, Owner, Role, Root, SubReason, VerdictClass
 
 _RENDEZVOUS = (HostWait.BOOTSTRAP, HostWait.STORE, HostWait.BARRIER)
 
@@ -93,10 +93,14 @@ def bootstrap(situation: Situation) -> Finding | None:
     absent = np.flatnonzero(~waiting & ~gone)
     if len(absent) == 0:
         return None if started else _all_wait(situation, waiting, age_ms)
-    unreported = absent[~evidence.process_seen[absent]]
-    words = "never reached" if len(unreported) == 0 else "never reported from"
+    reported = evidence.process_seen[absent] & ~situation.processes.lost[absent]
+    unreported = absent[~reported]
+    # Who was seen elsewhere is evidence; who has no probe may wait there like all others.
+    absent = absent[reported] if reported.any() else absent
+    words = "never reached" if reported.any() else "never reported from"
     place = "a barrier of the host" if started else "bootstrap"
-    roots: tuple[Root, ...] = rank_roots(evidence, absent, situation.policy.roots_max)
+    role = Role.INITIATING if reported.any() or len(absent) == 1 else Role.UNKNOWN
+    roots: tuple[Root, ...] = rank_roots(evidence, absent, situation.policy.roots_max, role)
     return Finding(
         "host_barrier_missing" if started else "bootstrap_missing",
         VerdictClass.H1 if started else VerdictClass.INIT,
