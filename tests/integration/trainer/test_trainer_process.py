@@ -259,9 +259,13 @@ def test_an_agent_that_comes_back_is_told_everything_again(
         again.stop()
 
 
-def test_attach_after_the_world_observes_later_groups(install: Install, dist: Any) -> None:
+def test_attach_after_the_world_observes_later_groups_and_says_so(
+    install: Install, dist: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     world = make_world(dist)
-    state = install()
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        state = install()
+    assert "call attach() first" in caplog.text
     assert attach(name="late", coordinates={"dp": 4})
     group = dist.new_group([0])
     sum_of_ones(dist, group)

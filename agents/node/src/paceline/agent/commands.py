@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.agent.settings import AgentSettings
     from paceline.runtime.settings import HttpSettings, KafkaSettings, TelemetrySettings
+
+BOOTSTRAP_VARIABLE = "PACELINE_KAFKA_BOOTSTRAP"
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -19,7 +22,11 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         description="Reads the probe pages of training processes and publishes what it sees to Kafka. "
         "Needs no root. Settings: PACELINE_AGENT_*, PACELINE_KAFKA_*, PACELINE_LOG_*, PACELINE_HTTP_*.",
     )
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="PACELINE_KAFKA_BOOTSTRAP")
+    parser.add_argument(
+        "--kafka",
+        metavar="HOST:PORT",
+        help="default: PACELINE_KAFKA_BOOTSTRAP, else the Kafka of `paceline up` on this machine",
+    )
     parser.add_argument("--socket", type=Path, metavar="PATH", help="PACELINE_AGENT_SOCKET")
     parser.add_argument("--node", help="name of this machine (default: its host name)")
     parser.add_argument("--interval", type=float, metavar="S", help="seconds between samples, 0.1 to 10")
@@ -29,6 +36,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(arguments: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT; 1 where the agent cannot run, 2 for a wrong setting."""
     from paceline.agent.settings import AgentSettings
+    from paceline.runtime.local import find_bootstrap
     from paceline.runtime.logging import configure_logging
     from paceline.runtime.runner import AppFailed
     from paceline.runtime.settings import (
@@ -41,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
     named = {"socket": arguments.socket, "node": arguments.node, "interval_s": arguments.interval}
-    kafka_named = {"bootstrap": arguments.kafka} if arguments.kafka else {}
+    bootstrap = arguments.kafka or (None if BOOTSTRAP_VARIABLE in os.environ else find_bootstrap())
+    kafka_named = {"bootstrap": bootstrap} if bootstrap else {}
     try:
         settings = load_settings(AgentSettings, **{k: v for k, v in named.items() if v is not None})
         kafka = load_settings(KafkaSettings, **kafka_named)

@@ -74,6 +74,11 @@ class Process:
             log.warning("paceline found no seam in torch.distributed; training goes on unobserved")
             return False
         self.hook = hook
+        if c10d.is_initialized():
+            log.warning(
+                "paceline was attached after init_process_group: groups made before stay unobserved, and a "
+                "hang in them is not named; call attach() first"
+            )
         self._watch_optimizers()
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._in_child)

@@ -6,16 +6,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-HOME_VARIABLE = "PACELINE_HOME"
 CACHE_VARIABLE = "PACELINE_CACHE"
 UNIX_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path holds 108 with the final zero
-
-
-def home_directory() -> Path:
-    """`$PACELINE_HOME`, else the user's data folder."""
-    declared = os.environ.get(HOME_VARIABLE)
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
-    return Path(declared).expanduser().absolute() if declared else Path(base) / "paceline"
 
 
 def cache_directory() -> Path:

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.lab.paths import HOME_VARIABLE, home_directory
 from paceline.lab.platform import LocalPlatform, parse_only, redact
 from paceline.lab.processes import LabError
 from paceline.runtime.app import App
 from paceline.runtime.clock import SystemClock
 from paceline.runtime.health import HealthServer
 from paceline.runtime.kafka import KafkaUnavailable, TopicError
+from paceline.runtime.local import HOME_VARIABLE, home_directory, leave_bootstrap
 from paceline.runtime.logging import configure_logging
 from paceline.runtime.runner import AppFailed, checks_of, run_apps
 from paceline.runtime.settings import (
@@ -36,13 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
     except (LabError, SettingsError) as error:
         return _fail(error, 2)
     try:
+        _say("starting, Ctrl-C stops all of it")
         platform.launch()
+        leave_bootstrap(home, platform.bootstrap)
         asyncio.run(_serve(platform, with_agent=arguments.with_agent))
     except (LabError, SettingsError, AppFailed, KafkaUnavailable, TopicError) as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
         pass
     finally:
+        _say("stopping")
         platform.stop()
     return 0
 
@@ -85,12 +88,15 @@ def describe(platform: LocalPlatform, health_port: int) -> list[str]:
             lines.append(
                 f"first token      {platform.token}  (shown once, kept in {platform.home / 'token'})"
             )
+        else:
+            lines.append(f"token            in {platform.home / 'token'}")
     lines += [
         f"health, metrics  http://127.0.0.1:{health_port}/readyz  /metrics",
         f"Kafka            {platform.bootstrap}",
         f"PostgreSQL       {redact(platform.database_url)}",
         f"services         {', '.join(platform.only)}",
-        "Ctrl-C stops all of it",
+        "agent            paceline agent  (on this machine it finds this Kafka; elsewhere --kafka HOST:PORT)",
+        "incidents        in the console, GET /v1/incidents, webhooks; nothing more is printed here",
     ]
     return lines
 
@@ -114,6 +120,10 @@ def _quiet() -> dict[str, object]:
     if "PACELINE_LOG_LEVEL" not in os.environ:
         quiet["level"] = "warning"
     return quiet
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"paceline up: {line}\n")
 
 
 def _fail(error: Exception, status: int) -> int:

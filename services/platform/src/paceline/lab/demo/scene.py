@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from paceline.lab.demo.job import RANKS, DemoJob
-from paceline.lab.paths import HOME_VARIABLE, home_directory
 from paceline.lab.platform import API_PORT, LocalPlatform, free_port
 from paceline.lab.processes import LabError, own_age_s
 from paceline.runtime.app import App
+from paceline.runtime.local import HOME_VARIABLE, home_directory
 from paceline.runtime.logging import configure_logging
 from paceline.runtime.runner import run_apps
 from paceline.runtime.settings import LogSettings, TelemetrySettings, load_settings
