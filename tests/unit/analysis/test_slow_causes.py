@@ -80,6 +80,40 @@ class TestOwnTime:
         assert all(root.rank != 6 for root in judge(evidence).roots)
 
 
+class TestLateTogether:
+    """Tensor groups (0, 1) .. (6, 7), data-parallel groups of every second rank."""
+
+    def job(self) -> SlowJob:
+        return SlowJob().add(1, [0, 2, 4, 6], late(4, 40.0)).add(2, [1, 3, 5, 7], late(5, 40.0))
+
+    def tensor(self, *late_rank: int) -> JobEvidence:
+        """Rounds of the tensor group (4, 5), slow where `late_rank` is late there."""
+        times = late(*late_rank) if late_rank else lambda *_: (1.0, 0.0)
+        return self.job().add(3, [4, 5], times).evidence()
+
+    def test_members_of_one_group_late_in_groups_of_their_own_are_not_named(self) -> None:
+        verdict = judge(self.tensor())
+        assert (verdict.verdict_class, verdict.roots) == (VerdictClass.INCONCLUSIVE, ())
+        assert "g_3" in verdict.would_decide
+
+    def test_the_late_rank_of_their_group_explains_it(self) -> None:
+        assert roots(judge(self.tensor(5))) == [(RootKind.RANK, 5, None)]
+
+    def test_own_time_says_who_it_is(self) -> None:
+        assert roots(judge(own_times(self.tensor(), {4: LOST_US}))) == [(RootKind.RANK, 4, None)]
+
+    def test_chance_has_as_many_tries_as_there_are_communicators(self) -> None:
+        """Four of five rounds agree in one of many groups of four: it happens in every job."""
+        times = [late(6, 40.0), *[late(4, 40.0)] * 4]
+        job = SlowJob().add(1, [0, 2, 4, 6], lambda number, rank: times[number - 100](number, rank))
+        job.baselines[0]["late_rank"], job.baselines[0]["late_nats"] = -1, 4.6
+        alone = judge(job.evidence())
+        for comm in range(2, 20):
+            job.groups[comm] = (f"g_{comm}", [1, 3])
+        assert (alone.verdict_class, roots(alone)) == (VerdictClass.S1, [(RootKind.RANK, 4, None)])
+        assert judge(job.evidence()).verdict_class is VerdictClass.INCONCLUSIVE
+
+
 class TestWarningBand:
     def weak(self, lateness: float, usual: float = 0.0, late_rank: int = 4) -> JobEvidence:
         job = SlowJob().add(1, ALL, late(late_rank, 1 + lateness), rounds=12)

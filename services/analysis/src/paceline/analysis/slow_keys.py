@@ -47,15 +47,15 @@ class SlowKey:
         known = int(self.row["late_rank"]) if float(self.row["late_nats"]) > 0 else -1
         return known if known in self.excess else self.late.most_common(1)[0][0]
 
-    def is_steady(self, rounds_min: int) -> bool:
-        """One rank comes last again and again."""
+    def is_steady(self, rounds_min: int, communicators: int = 1) -> bool:
+        """One rank comes last again and again; among many communicators chance has as many tries."""
         if float(self.row["late_nats"]) > 0 and int(self.row["late_rank"]) in self.excess:
             return True
         times = self.late[self.late_rank]
         if float(self.row["late_nats"]) == 0:  # no detector has followed this key
             return times >= min(rounds_min, self.rounds)
         by_chance = (times - 1) * np.log(max(len(self.excess), 2))
-        return bool(times >= _AGREE * self.rounds and by_chance >= _NATS_MIN)
+        return bool(times >= _AGREE * self.rounds and by_chance >= _NATS_MIN + np.log(communicators))
 
     @property
     def is_rotating(self) -> bool:

@@ -15,6 +15,7 @@ from paceline.analysis.situation import Situation
 from paceline.analysis.slow_keys import SlowKey, measure
 from paceline.analysis.slow_own import OwnTimes, read_own_times
 from paceline.analysis.slow_paths import path_roots
+from paceline.analysis.slow_shared import held_together
 from paceline.contracts.ids import format_communicator
 from paceline.contracts.verdicts import (
     Action,
@@ -42,12 +43,16 @@ def slow(situation: Situation) -> Finding | None:
         return _late_by_itself(situation, own)
     transfer = [key for key in keys if key.share <= policy.beta and key.slow.links]
     key = _first_cause(situation, keys, own)
-    steady = key.is_steady(policy.slow_rounds_min)
+    steady = key.is_steady(policy.slow_rounds_min, evidence.communicators)
     if key.share >= policy.alpha:
         in_turn = key.is_rotating and not steady
         if own.guilty and key.late_rank not in own.guilty and not in_turn:
             return _late(situation, key, keys, own.guilty[0], own)
-        if steady and own.explains(key.late_rank, key.lateness_us) is not False:
+        made = own.explains(key.late_rank, key.lateness_us)
+        together = None if made or in_turn else held_together(evidence, key, keys)
+        if together is not None:
+            return _unexplained(situation, key, keys, steady, together)
+        if made is not False and (steady or (key.late_rank in own.guilty[:1] and not in_turn)):
             return _late(situation, key, keys, key.late_rank, own)
         if transfer:
             return _link(situation, max(transfer, key=_cost), keys, None)
@@ -152,17 +157,26 @@ def _late_by_itself(situation: Situation, own: OwnTimes) -> Finding | None:
     )
 
 
-def _unexplained(situation: Situation, key: SlowKey, keys: list[SlowKey], steady: bool) -> Finding:
-    """The late rank waited for something that is not observed, or it is not yet clear who is late."""
+def _unexplained(
+    situation: Situation, key: SlowKey, keys: list[SlowKey], steady: bool, together: int | None = None
+) -> Finding:
+    """The late rank waited for something that is not observed, or it is not yet clear who is late.
+
+    `together`: the communicator whose members are all late, each in a group of its own.
+    """
     evidence, rank = situation.evidence, key.late_rank
-    if steady:
+    if together is not None:
+        group = evidence.comm_name(together)
+        why = f"and so are other members of {group}, each in its own group: one of them holds up the others"
+        would = f"kept rounds of {group}, or own times of its members"
+    elif steady:
         why = "yet spends no more time on its own than usual: it waited for something that is not observed"
         would = "own times of the ranks that it depends on, or its waits outside collectives"
     else:
         why = f"but not in enough of {key.rounds} slow rounds to tell it from chance"
         would = "more rounds"
     return Finding(
-        "late_by_waiting" if steady else "late_undecided",
+        "late_together" if together is not None else "late_by_waiting" if steady else "late_undecided",
         VerdictClass.INCONCLUSIVE,
         f"rank {rank} is late in {_function(key)} of {evidence.comm_name(key.comm)}, {why}",
         SubReason.MISSING_EVIDENCE,
