@@ -91,3 +91,13 @@ class TestIdentity:
         for _ in range(20):
             suspect, nats = identity(suspect, nats, np.array([-2]), np.array([8]), 30)
         assert nats[0] == 0
+
+    def test_a_tick_without_any_late_rank_weighs_evidence_as_any_other(self) -> None:
+        suspect, nats = np.array([3, -1, -2, 5]), np.array([29.9, 0.3, 0.0, 40.0], np.float32)
+        members, quiet = np.full(4, 8), np.full(4, -2)
+        alone = identity(suspect, nats, quiet, members, 30)
+        one_more = [np.append(values, value) for values, value in ((suspect, 1), (nats, 2), (quiet, 1))]
+        mixed = identity(one_more[0], one_more[1], one_more[2], np.full(5, 8), 30)
+        assert (alone[0] == mixed[0][:4]).all()
+        assert (alone[1] == mixed[1][:4]).all()
+        assert alone[1].dtype == np.float32

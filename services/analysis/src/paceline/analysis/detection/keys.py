@@ -12,6 +12,7 @@ the duration of a step to know what matters, and finds what is far below theta.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntFlag
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,7 @@ _ALL_ALIKE, _NOBODY = -1, -2
 _LATE = ChangePolicy(drift=0.65, limit=9.0, noise_min=0.05)
 _TOGETHER = ChangePolicy()
 _LAG_STEP = np.float32(0.04)
+_Number = TypeVar("_Number", bound=np.generic)
 LastRanks = Callable[[Ints], Ints]  # communicator indices -> global rank that came last
 
 
@@ -163,33 +165,34 @@ class KeyTable:
         key, found = self._find(rounds.comm, key_code(rounds))
         comm = rounds.comm[found]
         t_min, t_max, number = rounds.t_min[found], rounds.t_max[found], rounds.number[found]
-        self.count[comm, key] = rounds.count[found]
+        at = comm * KEYS_MAX + key  # one index array: half the time of two
+        _flat(self.count)[at] = rounds.count[found]
         lag = t_max - t_min
-        measured = self.samples[comm, key] >= self.policy.base_rounds
+        measured = _flat(self.samples)[at] >= self.policy.base_rounds
         slow, lagging = self._compare(comm, key, t_min, t_max, measured, weights)
         if learn:
             lateness = rounds.late[found]
             trend = self._sum_up(comm, key, t_min, lateness, weights)
             last = self._last(comm, key, t_min, lateness, slow, lagging, weights, last_ranks)
             cap = 3 * self.identity_limit
-            self.suspect[comm, key], self.nats[comm, key] = identity(
-                self.suspect[comm, key], self.nats[comm, key], last, rounds.members[found], cap
+            _flat(self.suspect)[at], _flat(self.nats)[at] = identity(
+                _flat(self.suspect)[at], _flat(self.nats)[at], last, rounds.members[found], cap
             )
             trend |= self._constant(comm, key, weights, trend)
-            self.trend[comm, key] = trend
+            _flat(self.trend)[at] = trend
             slow |= measured & ((trend & (Trend.LATE | Trend.TOGETHER)) != 0)
             fresh = ~measured
             self._learn(comm[fresh], key[fresh], t_min[fresh], lag[fresh])
-            normal = measured & ~slow & (self.late.score[comm, key] < 0.5 * _LATE.limit)
+            normal = measured & ~slow & (_flat(self.late.score)[at] < 0.5 * _LATE.limit)
             self._refresh(comm[normal], key[normal], t_min[normal])
-            noise = measured & (~slow | (self.nats[comm, key] < 0.5 * self.policy.identity_nats))
+            noise = measured & (~slow | (_flat(self.nats)[at] < 0.5 * self.policy.identity_nats))
             self._refresh_lag(comm[noise], key[noise], lag[noise])
-            bits = (self.slow_bits[comm, key] << np.uint32(1)) | slow
-            self.slow_bits[comm, key] = bits & np.uint32((1 << self.policy.repeat_n) - 1)
-            self.seen[comm, key] += measured.astype(np.uint32)
-            self.judged_ns[comm, key] = now_ns
-            self.newest[comm, key] = np.maximum(self.newest[comm, key], number)
-        return Judged(comm, key, number, slow & learn, lagging, measured, self.trend[comm, key])
+            bits = (_flat(self.slow_bits)[at] << np.uint32(1)) | slow
+            _flat(self.slow_bits)[at] = bits & np.uint32((1 << self.policy.repeat_n) - 1)
+            _flat(self.seen)[at] += measured.astype(np.uint32)
+            _flat(self.judged_ns)[at] = now_ns
+            _flat(self.newest)[at] = np.maximum(_flat(self.newest)[at], number)
+        return Judged(comm, key, number, slow & learn, lagging, measured, _flat(self.trend)[at])
 
     @property
     def identity_limit(self) -> float:
@@ -327,6 +330,11 @@ class KeyTable:
         held = self.lag_ns[comm, key]
         move = np.where(lag > held, _LAG_STEP * 0.9, -_LAG_STEP * 0.1)
         self.lag_ns[comm, key] = held + np.maximum(held, 1000) * move
+
+
+def _flat(table: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """View of a table as one row."""
+    return table.reshape(-1)
 
 
 def _single(at: tuple[int, int]) -> tuple[Ints, Ints]:
