@@ -230,18 +230,15 @@ class TestHiddenCompletion:
         assert verdict.verdict_class in (VerdictClass.INCONCLUSIVE, VerdictClass.NONE)
         assert not [root for root in verdict.roots if root.role is Role.INITIATING]
 
-    @pytest.mark.parametrize("backend", ["gloo", "nccl"])
+    @pytest.mark.parametrize("window", [1, 6])
     @pytest.mark.parametrize("seed", range(6))
-    def test_unreported_rank_makes_nobody_else_guilty(self, seed: int, backend: str) -> None:
-        window = 1 if backend == "gloo" else 6
-        injection = inject("h1", SimulatedJob(Shape(2, 4, 2), seed, window=window, backend=backend))
-        evidence = self.hide(injection.job.evidence(hidden=injection.ranks))
-        evidence.peers["completed"] = 0
-        evidence.peers["head_age_ms"] = np.where(evidence.peers["posted"] > 0, 7000, 0)
-        verdict = judge(evidence)
+    def test_unreported_rank_makes_nobody_else_guilty(self, seed: int, window: int) -> None:
+        """Pairs that look open on both ends and groups that stand behind them are no cause."""
+        injection = inject("h1", SimulatedJob(Shape(2, 4, 2), seed, window=window, backend="nccl"))
+        verdict = judge(self.hide(injection.job.evidence(hidden=injection.ranks)))
         assert verdict.verdict_class in (VerdictClass.INCONCLUSIVE, VerdictClass.NONE, VerdictClass.H1)
-        named = {root.rank for root in verdict.roots if root.role is Role.INITIATING}
-        assert named <= set(injection.ranks)
+        named = [root for root in verdict.roots if root.role is Role.INITIATING]
+        assert {root.rank for root in named} <= set(injection.ranks)
 
     def test_messages_that_both_ends_have_posted_are_not_open(self) -> None:
         job = SimulatedJob(Shape(1, 1, 2), 1, steps=0)

@@ -28,7 +28,7 @@ def unseen_operations(evidence: JobEvidence, graph: WaitGraph) -> Mask:
 def obscured_ranks(evidence: JobEvidence, processes: Processes, graph: WaitGraph) -> Mask:
     """Ranks that an unreported rank may hold, directly or through others; none where all report.
 
-    It begins with who has gone as far as anybody in a communicator that has an unreported member, and
+    It begins with communicators that have an unreported member and of which all others stand level, and
     with who waits for an unreported rank alone; it goes on through everything that may be open.
     """
     rank, comm_of = evidence.member_rank, evidence.comm_of
@@ -39,10 +39,8 @@ def obscured_ranks(evidence: JobEvidence, processes: Processes, graph: WaitGraph
     starts = evidence.offsets[:-1]
     seen = evidence.seen & ~processes.lost[rank]
     known = seen | complete_pages(evidence, seen, processes.lost)[rank]
-    entered = np.where(seen, evidence.state["entered"], 0)
-    most = np.maximum.reduceat(entered, starts)[comm_of]
-    partial = np.logical_or.reduceat(~known, starts)[comm_of]
-    found[rank[hidden & partial & (entered > 0) & (entered == most)]] = True
+    partial = np.logical_or.reduceat(~known, starts) & graph.collectives.level
+    found[rank[hidden & partial[comm_of] & (evidence.state["entered"] > 0)]] = True
     unanswered = (graph.blind_count > 0) & (graph.lack_count == 0) & unseen_operations(evidence, graph)
     found[graph.holds.rank[unanswered[graph.holds.op]]] = True
     return _follow(evidence, graph, hidden, found) if found.any() else found
