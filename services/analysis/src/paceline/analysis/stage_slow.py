@@ -61,7 +61,7 @@ def slow(situation: Situation) -> Finding | None:
         return _rotating(situation, key, keys)
     if key.share <= policy.beta:
         return _link(situation, key, keys, None)
-    return _link(situation, key, keys, key.late_rank if steady else None)
+    return _link(situation, key, keys, key.late_rank if key.is_steady(policy.slow_rounds_min) else None)
 
 
 def _cost(key: SlowKey) -> float:
