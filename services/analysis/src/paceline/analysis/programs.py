@@ -44,6 +44,9 @@ class Programs:
         self._kind_of = np.array([order[name] for name in names], np.int64)
         self._rounds = _by_rank(evidence.rounds, evidence.world_size)
         self._peers = _by_rank(evidence.peers, evidence.world_size)
+        # Ranks of one circle ask the same siblings about the same call; each is looked up once.
+        self._issues: dict[tuple[int, Key], int | None] = {}
+        self._calls: dict[tuple[int, int], Calls | None] = {}
 
     def kind_name(self, kind: int) -> str:
         return self._kinds[kind]
@@ -66,6 +69,23 @@ class Programs:
         for rank in range(self._situation.evidence.world_size):
             groups.setdefault(self._places.get(rank, ()), []).append(rank)
         return groups
+
+    @cached_property
+    def _members(self) -> tuple[Ints, Ints]:
+        """Members that are seen, by rank, and where each rank's begin (world + 1 places)."""
+        evidence = self._situation.evidence
+        seen = np.flatnonzero(evidence.seen)
+        order = seen[np.argsort(evidence.member_rank[seen], kind="stable")]
+        return order, np.searchsorted(evidence.member_rank[order], np.arange(evidence.world_size + 1))
+
+    @cached_property
+    def _held(self) -> dict[tuple[int, int], int]:
+        """Issue index of the oldest hold of a rank in an operation."""
+        holds = self._situation.graph.holds
+        held: dict[tuple[int, int], int] = {}
+        for op, rank, issue in zip(holds.op.tolist(), holds.rank.tolist(), holds.issue.tolist(), strict=True):
+            held.setdefault((op, rank), issue)
+        return held
 
     def standing(self, rank: int, op: int) -> tuple[Standing, Key | None, int]:
         """Whether `rank`, standing in `op`, had called what its siblings had before that call.
@@ -110,7 +130,10 @@ class Programs:
     def _siblings(self, rank: int, call: Key) -> list[Calls]:
         found: list[Calls] = []
         for sibling in self._by_place[self._places.get(rank, ())]:
-            if sibling != rank and (calls := self._before(sibling, self._issue(sibling, call))) is not None:
+            if (
+                sibling != rank
+                and (calls := self._before(sibling, self._sibling_issue(sibling, call))) is not None
+            ):
                 found.append(calls)
             if len(found) >= SIBLINGS_MAX:
                 break
@@ -133,14 +156,17 @@ class Programs:
         direction = 0 if bool(graph.pairs.sends[at]) else 1
         return ("pair", kind, local, direction, int(graph.pairs.sequence[at]))
 
+    def _sibling_issue(self, sibling: int, call: Key) -> int | None:
+        if (sibling, call) not in self._issues:
+            self._issues[sibling, call] = self._issue(sibling, call)
+        return self._issues[sibling, call]
+
     def _issue(self, rank: int, call: Key | None, op: int = -1) -> int | None:
         """Issue index of `call` at `rank`; None where it was not recorded, or not made."""
         if call is None:
             return None
-        holds = self._situation.graph.holds
-        held = holds.issue[(holds.op == op) & (holds.rank == rank)]
-        if len(held) and int(held[0]):
-            return int(held[0])
+        if held := self._held.get((op, rank), 0):
+            return held
         rows, kinds = self._rows(rank)
         if call[0] == "kind":
             same = (kinds == call[1]) & (rows["round"] == call[2])
@@ -159,14 +185,21 @@ class Programs:
 
     def _before(self, rank: int, issue: int | None) -> Calls | None:
         """Everything `rank` had called before its call number `issue`."""
-        if issue is None or not self._situation.observed[rank]:
+        if issue is None:
+            return None
+        if (rank, issue) not in self._calls:
+            self._calls[rank, issue] = self._count_before(rank, issue)
+        return self._calls[rank, issue]
+
+    def _count_before(self, rank: int, issue: int) -> Calls | None:
+        if not self._situation.observed[rank]:
             return None  # a missing row would look like a call that was left out
         evidence = self._situation.evidence
         rows, kinds = self._rows(rank)
         later = rows["issue"] >= issue
         calls: Calls = {}
-        mine = np.flatnonzero((evidence.member_rank == rank) & evidence.seen)
-        for member in mine:
+        order, first = self._members
+        for member in order[first[rank] : first[rank + 1]]:
             key: Key = ("kind", int(self._kind_of[evidence.comm_of[member]]))
             calls[key] = calls.get(key, 0) + int(evidence.state["entered"][member])
         for kind in kinds[later & (rows["round"] > 0)]:
