@@ -80,10 +80,9 @@ def test_rank_that_stands_still_has_sent_least_although_a_window_was_delivered_t
     assert least({rank: s.sends for rank, s in signatures.items()}) == stuck
     assert signatures[before].undelivered == 0
     assert signatures[before].sends > signatures[stuck].receives
-    # It waits for nobody; everybody else waits for somebody.
+    # It waits for nobody; of the others those do whose pipeline had filled before, and some had not yet.
     total = {rank: s.send_wait_ms + s.recv_wait_ms for rank, s in signatures.items()}
-    assert least(total) == stuck
-    assert total[stuck] < 100.0
+    assert total[stuck] < 0.1 * max(total.values())
 
 
 def test_late_rank_is_argmin_t_in_a_tree(context: ForkServerContext, network: Network) -> None:
