@@ -67,11 +67,6 @@ def view_pairs(history: PairHistory, at: F64) -> PairView:
     return PairView(opened, posted, function, last, waited, oldest, history.ops, directions)
 
 
-def pair_call(op_count: int, sends: bool) -> Call:
-    """The call behind one side of a pair; both sides have one signature."""
-    return Call(CommKind.PP, Function.SEND if sends else Function.RECV, op_count, 0.0, DType.BFLOAT16)
-
-
 def pair_signature(count: int) -> int:
     return Call(CommKind.PP, Function.SEND, count, 0.0, DType.BFLOAT16).signature
 

@@ -1,6 +1,5 @@
 """The agents of the job: for each second the records that they would publish, exactly."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -270,12 +269,3 @@ def _ranks_of(kind: RowKind, rows: Rows) -> Ints:
         return ranks
     found: Ints = rows["rank"].astype(np.int64)
     return found
-
-
-def count_rows(batches: Sequence[tuple[float, Batch]]) -> Counter[RowKind]:
-    """Rows by kind, for reports."""
-    counted: Counter[RowKind] = Counter()
-    for _, batch in batches:
-        for kind, rows in batch.rows.items():
-            counted[kind] += len(rows)
-    return counted

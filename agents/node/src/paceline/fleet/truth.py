@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from paceline.contracts.verdicts import Root, RootKind, SubReason, VerdictClass
 from paceline.fleet.faults import MISMATCHES, Fault, FaultKind
-from paceline.fleet.layout import CommKind, Topology
+from paceline.fleet.layout import Topology
 from paceline.fleet.profiles import Profile
 
 _SUB = SubReason
@@ -197,8 +197,3 @@ def _leaves_node(fault: Fault, topology: Topology) -> bool:
     members = _members(fault, topology)
     nodes = [int(topology.node_of[rank]) for rank in members]
     return all(a != b for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True))
-
-
-def is_pairwise(fault: Fault) -> bool:
-    """Whether the fault shows in point-to-point operations."""
-    return fault.group is CommKind.PP

@@ -75,6 +75,18 @@ class _Link:
             self.closed = True
         return data
 
+    def send(self, data: bytes | bytearray) -> int:
+        """Bytes of `data` that the socket took; 0 where it is full, or where the peer is gone."""
+        try:
+            return self.sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            self.closed = True
+            return 0
+
     def close(self) -> None:
         self.sock.close()
 
@@ -113,15 +125,7 @@ class SendLink(_Link):
         """Write what the socket takes."""
         if not self.unwritten or self.closed:
             return
-        try:
-            written = self.sock.send(self.unwritten)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno not in _GONE:
-                raise
-            self.closed = True
-            return
+        written = self.send(self.unwritten)
         self._written += written
         del self.unwritten[:written]
 
@@ -199,14 +203,7 @@ class ReceiveLink(_Link):
 
     def _give_credit(self) -> None:
         self._owed += 1
-        try:
-            self._owed -= self.sock.send(bytes(self._owed))
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno not in _GONE:
-                raise
-            self.closed = True
+        self._owed -= self.send(bytes(self._owed))
 
     def check(self) -> None:
         if self.closed and not self._queue:

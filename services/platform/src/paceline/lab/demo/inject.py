@@ -70,26 +70,6 @@ def _activity(pid: int) -> tuple[str, int]:
     return fields["State"].split()[0], switches
 
 
-async def _until_waiting(pid: int, sleep: Sleep) -> None:
-    """The mark stands in front of the operation: on a busy machine the rank may reach it much later."""
-    deadline = time.monotonic() + STEP_WAIT_S
-    ran_ns, state = _main_thread(pid)
-    while True:
-        await sleep(SETTLE_S)
-        before, (ran_ns, state) = ran_ns, _main_thread(pid)
-        if state == "S" and ran_ns == before:
-            return
-        if time.monotonic() > deadline:
-            raise LabError(f"process {pid} did not come to wait within {STEP_WAIT_S:g} s")
-
-
-def _main_thread(pid: int) -> tuple[int, str]:
-    """Time on a core so far in ns, and the state letter of proc(5)."""
-    thread = Path(f"/proc/{pid}/task/{pid}")
-    ran_ns = int((thread / "schedstat").read_text().split()[0])
-    return ran_ns, (thread / "stat").read_text().rpartition(")")[2].split()[0]
-
-
 async def _until(condition: Callable[[], bool], problem: str, sleep: Sleep) -> None:
     deadline = time.monotonic() + STEP_WAIT_S
     while not condition():

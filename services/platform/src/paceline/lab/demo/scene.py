@@ -25,8 +25,8 @@ POLL_S = 0.1
 JOB = "demo"
 LAG_FLOOR_VARIABLE = "PACELINE_DETECTOR_SLOW_LAG_FLOOR_MS"
 # Eight ranks, the whole platform and whatever else runs share the cores of one machine: with ten runnable
-# processes on two cores the scheduler alone kept one rank 80 ms late. The default floor, 20 ms, is for
-# machines that a job has for itself.
+# processes on two cores the scheduler alone kept one rank 80 ms late. The default floor is for machines
+# that a job has for itself.
 LAG_FLOOR_MS = 120.0
 
 Act = Callable[[], Awaitable[None]]

@@ -1,7 +1,6 @@
 """Runs cases, each until its verdict has settled."""
 
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from paceline.contracts.batch import Batch, BatchKind
@@ -56,10 +55,3 @@ def run_case(case: Case) -> Result | None:
     ]
     cpu_s = time.process_time() - started
     return Result(case, truth, score(truth, pipeline.told), score(truth, blamed), cpu_s)
-
-
-def run_cases(cases: Iterable[Case]) -> Iterator[Result]:
-    for case in cases:
-        result = run_case(case)
-        if result is not None:
-            yield result
