@@ -26,11 +26,17 @@ def add(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     parser.add_argument(
         "--healthy-hours", type=float, default=24.0, metavar="H", help="simulated, per topology (24)"
     )
+    parser.add_argument(
+        "--record",
+        metavar="FILE",
+        help="append each finished job as a JSON line; jobs that FILE has of the same code are not run again",
+    )
+    parser.add_argument("--no-run", action="store_true", help="only the tables of what --record FILE has")
     parser.set_defaults(run=run_eval)
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
-    """Status 0 where every bar is met, 1 where one is missed, 2 where nothing was run."""
+    """Status 0 where every bar is met, 1 where one is missed, 2 where nothing was run, 130 interrupted."""
     from paceline.lab.evaluation.main import run
 
     return run(arguments)

@@ -53,6 +53,11 @@ def has_fr_trace() -> bool:
         return False
 
 
+def peer_tools() -> tuple[str, ...]:
+    """Names of the analysers that are run, ours first."""
+    return ("paceline", "fr_trace") if has_fr_trace() else ("paceline",)
+
+
 def missing_peers() -> list[str]:
     """Analysers that this Python cannot run, as sentences."""
     notes = [] if has_fr_trace() else ["fr_trace was not run: torch is not installed"]
