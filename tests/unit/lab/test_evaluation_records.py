@@ -124,7 +124,8 @@ def run_command(*words: str) -> int:
 def test_an_interrupted_command_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, ran = tmp_path / "run.jsonl", []
+    path = tmp_path / "run.jsonl"
+    ran: list[str] = []
 
     def run_case(case: Case) -> Result:
         if len(ran) == 2:
