@@ -89,7 +89,9 @@ def test_a_sample_beyond_the_bound_is_cut_counted_and_says_so(
     assert drops == {"sample_too_large": len(chunk_rows(rows, 500_000)) - 2}
 
 
-@pytest.mark.parametrize(("ranks", "shards"), [(1, 1), (512, 1), (513, 2), (4096, 8), (1_000_000, 64)])
+@pytest.mark.parametrize(
+    ("ranks", "shards"), [(1, 1), (131_072, 1), (131_073, 2), (1_000_000, 8), (10_000_000, 64)]
+)
 def test_shards_follow_from_the_size_alone(ranks: int, shards: int) -> None:
     assert shards_for(ranks) == shards
 

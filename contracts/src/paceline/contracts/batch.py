@@ -237,6 +237,10 @@ ROW_DTYPES: Mapping[RowKind, np.dtype[np.void]] = {
     RowKind.BASELINE: BASELINE_ROW,
     RowKind.STEP: STEP_ROW,
 }
+# An enum looked up by value costs more than the rest of a header.
+_BATCH_KINDS = {kind.value: kind for kind in BatchKind}
+_ROW_KINDS = {kind.value: kind for kind in RowKind}
+_FLAGS = [BatchFlag(value) for value in range(256)]
 
 
 def pack_path(algorithm: int, protocol: int) -> int:
@@ -313,16 +317,15 @@ def decode_batch(data: bytes) -> Batch:
         raise BatchError(f"magic {magic:#x}, expected {MAGIC:#x}")
     if version != VERSION:
         raise BatchError(f"version {version}, expected {VERSION}; upgrade this reader")
-    if zlib.crc32(data[_HEADER.size :]) != crc:
+    if zlib.crc32(memoryview(data)[_HEADER.size :]) != crc:
         raise BatchError("checksum does not match the content")
     if section_count > SECTIONS_MAX:
         raise BatchError(f"sections {section_count}, expected at most {SECTIONS_MAX}")
     if not 0 < shards <= 65536 or shard >= shards or chunk >= max(chunks, 1):
         raise BatchError(f"shard {shard} of {shards}, chunk {chunk} of {chunks} is not a position")
-    try:
-        batch_kind = BatchKind(kind)
-    except ValueError:
-        raise BatchError(f"kind {kind}, expected one of {[k.value for k in BatchKind]}") from None
+    batch_kind = _BATCH_KINDS.get(kind)
+    if batch_kind is None:
+        raise BatchError(f"kind {kind}, expected one of {[k.value for k in BatchKind]}")
     texts, offset = _unpack_texts(data, _HEADER.size, lengths)
     return Batch(
         kind=batch_kind,
@@ -336,7 +339,7 @@ def decode_batch(data: bytes) -> Batch:
         sampled_ns=sampled_ns,
         sampled_unix_ns=sampled_unix_ns,
         rows=_unpack_sections(data, offset, section_count),
-        flags=BatchFlag(flags),
+        flags=_FLAGS[flags],
         chunk=chunk,
         chunks=chunks,
     )
@@ -370,8 +373,9 @@ def _unpack_sections(data: bytes, offset: int, count: int) -> dict[RowKind, Rows
         end = start + row_bytes * row_count
         if row_count > ROWS_MAX or end > len(data):
             raise BatchError(f"section {index} has {row_count} rows of {row_bytes} bytes, past the end")
-        if code in RowKind._value2member_map_:
-            rows[RowKind(code)] = _view(data, start, row_bytes, row_count, ROW_DTYPES[RowKind(code)])
+        kind = _ROW_KINDS.get(code)
+        if kind is not None:
+            rows[kind] = _view(data, start, row_bytes, row_count, ROW_DTYPES[kind])
         start = end  # a row kind of a newer writer is skipped
     return rows
 

@@ -19,7 +19,7 @@ from paceline.contracts.registry import (
     RankRecord,
 )
 
-RANKS_PER_SHARD = 512
+RANKS_PER_SHARD = 131_072  # what one detector keeps up with; each shard costs every node one more record
 SHARDS_MAX = 64
 COMMUNICATORS_PER_JOB_MAX = 4096
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.detection.evidence import split_batch
+from paceline.analysis.detection.evidence import SIGNAL_BYTES_MAX, split_batch
 from paceline.contracts.batch import BatchError, BatchKind, decode_batch, encode_batch
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import HealthEvent, JobRecord
@@ -23,11 +23,13 @@ from paceline.runtime.options import ConsumerOptions, Start
 from paceline.runtime.producer import Producer
 from paceline.runtime.record import BadRecord, Partition, Record
 from paceline.runtime.session import Assignment
+from paceline.runtime.settings import KafkaSettings
 
 GROUP = "detector"
 TICK_LOST_S = 5.0  # a tick that did not come back after so long is given up
 DURABLE_QUEUE_MAX = 4096  # waiting for Kafka: heartbeat events, and as many parts of snapshots
 SHELF_WAIT_S = 20.0
+SIGNALS_WAITING_BYTES = 2 * SIGNAL_BYTES_MAX + (16 << 20)  # two signals of the largest job, cut or not
 log = get_logger(__name__)
 
 
@@ -62,7 +64,7 @@ class DetectorApp:
         self._health_queue: asyncio.Queue[Durable] = asyncio.Queue(DURABLE_QUEUE_MAX)
         self._state_queue: asyncio.Queue[Durable] = asyncio.Queue(DURABLE_QUEUE_MAX)
         self._pending: dict[BlockKey, tuple[int, int]] = {}  # tick in flight: (seq, sent ns)
-        self._producer = Producer(settings.kafka, self.name, clock=self.clock)
+        self._producer = Producer(_with_room(settings.kafka), self.name, clock=self.clock)
         whole = ConsumerOptions(start=Start.EARLIEST)
         kafka = settings.kafka
         self._states = Consumer(
@@ -312,3 +314,9 @@ class DetectorApp:
                 self.dropped_durable += 1
                 log.error("record_refused", error=str(error))
                 return
+
+
+def _with_room(kafka: KafkaSettings) -> KafkaSettings:
+    """A signal goes out in one burst: the buffer must not drop the head of it for its tail."""
+    room = max(kafka.lossy_buffer_bytes_max, SIGNALS_WAITING_BYTES)
+    return kafka.model_copy(update={"lossy_buffer_bytes_max": room})

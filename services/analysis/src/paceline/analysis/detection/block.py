@@ -22,7 +22,7 @@ from paceline.analysis.detection.members import Members
 from paceline.analysis.detection.policy import DetectionPolicy
 from paceline.analysis.detection.processes import GONE, Mark, Processes
 from paceline.analysis.detection.reasons import Gate, Reason, Refusal
-from paceline.analysis.detection.senders import MISSED_MAX, Sender
+from paceline.analysis.detection.senders import MISSED_MAX, Sender, only_kept
 from paceline.analysis.detection.slow import SlowWatch
 from paceline.analysis.detection.stall import StallView, Times, judge_stalls, may_stall
 from paceline.analysis.detection.suspicion import Suspicion
@@ -93,7 +93,7 @@ class JobBlock:
         """Take records in log order. Rows of one sender are applied sample by sample."""
         waves: list[list[Entry]] = []
         depth: dict[str, int] = {}
-        for batch in batches:
+        for batch, kept_only in zip(batches, only_kept(batches), strict=True):
             sender = self._sender(batch.node)
             if sender is None:
                 self.refused[Refusal.NODES_FULL] += 1
@@ -106,8 +106,9 @@ class JobBlock:
             if sender.silent:
                 sender.silent = False
                 self._backs.append(sender.node)
-            dropped = sender.take(batch, self.now_ns, self.policy.bounds.extra_rows_max)
-            self.refused[Refusal.EXTRA_ROWS_FULL] += dropped
+            dropped = sender.take(batch, self.now_ns, self.policy.bounds.extra_rows_max, kept_only=kept_only)
+            if dropped:
+                self.refused[Refusal.EXTRA_ROWS_FULL] += dropped
             wave = depth.get(batch.node, 0)
             depth[batch.node] = wave + 1
             if wave == len(waves):
@@ -130,11 +131,18 @@ class JobBlock:
         return min(self.world_size or self.policy.bounds.ranks_max, self.policy.bounds.ranks_max)
 
     def _apply_rounds(self, entries: list[Entry]) -> None:
-        tables = [table for _, batch in entries if len(table := batch.table(RowKind.ROUND))]
+        tables = [rows for _, batch in entries if (rows := batch.rows.get(RowKind.ROUND)) is not None]
         if tables:
-            self.slow.apply(join_rows(tables), self.members, self.now_ns)
+            self.slow.apply(join_rows(tables), self.members, self.now_ns, self._sent_positions(entries))
         if self.slow.hot:
             self.slow.apply_edges([rows for _, batch in entries if len(rows := batch.table(RowKind.EDGE))])
+
+    def _sent_positions(self, entries: list[Entry]) -> Ints:
+        """Positions of the members in the order of the STATE rows of `entries`; empty where unknown."""
+        generation = self.members.generation
+        if any(sender.member_generation != generation for sender, _ in entries):
+            return np.zeros(0, np.int64)
+        return np.concatenate([sender.member_positions for sender, _ in entries])
 
     # ------------------------------------------------------------------ time
 
@@ -165,7 +173,7 @@ class JobBlock:
     @property
     def quiet_ns(self) -> int:
         """How long nothing has been heard of any sender."""
-        newest = max((sender.seen_ns for sender in self.senders.values()), default=self.first_ns)
+        newest = max([sender.seen_ns for sender in self.senders.values()], default=self.first_ns)
         return self.now_ns - newest
 
     @property
@@ -203,8 +211,9 @@ class JobBlock:
             decisions.append(Decision(DecisionKind.HEARTBEAT_BACK, Reason.PROGRESS, node=node, node_seq=seq))
         self._backs = []
         limit_ns = int(self.policy.stall.silence_s * 1000) * MS
-        self.period_ns = max((sender.period_ns for sender in self.senders.values()), default=0)
-        for sender in self.senders.values():
+        self.period_ns = max([sender.period_ns for sender in self.senders.values()], default=0)
+        heard_ns = self.now_ns - limit_ns
+        for sender in [one for one in self.senders.values() if one.seen_ns < heard_ns]:
             patience_ns = max(limit_ns, MISSED_MAX * sender.period_ns)
             if sender.silent or self.now_ns - sender.seen_ns <= patience_ns:
                 continue
@@ -321,8 +330,9 @@ class JobBlock:
     def _digest(self) -> int:
         """Changes when the evidence says something new; ages alone do not."""
         tracked = [(comm, entry.round) for comm, entry in self.suspicion.tracked.items()]
-        silent = sum(sender.silent for sender in self.senders.values())
-        extras = sum(len(rows) for sender in self.senders.values() for rows in sender.extras.values())
+        silent = len([sender for sender in self.senders.values() if sender.silent])
+        telling = [sender.extras for sender in self.senders.values() if sender.extras]
+        extras = sum(len(rows) for held in telling for rows in held.values())
         progress = (int(self.members.head_round.sum()), int(self.members.completed.sum()))
         text = repr((tracked, silent, extras, progress)).encode()
         return zlib.crc32(self.processes.marks.tobytes(), zlib.crc32(text))
@@ -339,6 +349,8 @@ class JobBlock:
         if len(self.processes) == 0:
             return False
         rendezvous_ms, usual_ms = host_wait_limits_ms(self.gate, self.policy.stall)
+        if not self.processes.host_wait.any():
+            return False
         rows = self.processes.rows
         alive = (self.processes.marks & GONE.value) == 0
         limit_ms = np.where(rows["host_wait"] == HostWait.BOOTSTRAP, rendezvous_ms, usual_ms)

@@ -68,8 +68,8 @@ class Bounds:
     """How much one job block may hold."""
 
     ranks_max: int = 131_072
-    members_max: int = 1_048_576  # (communicator, rank) pairs
-    communicators_max: int = 65_536
+    members_max: int = 2_097_152  # (communicator, rank) pairs
+    communicators_max: int = 131_072
     nodes_max: int = 32_768
     extra_rows_max: int = 4_096  # per sender and kind: peers, open rounds, edges, frames
     window_bytes_max: int = 64 * 1024 * 1024  # kept rounds

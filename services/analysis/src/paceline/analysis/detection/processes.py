@@ -5,7 +5,7 @@ from enum import IntFlag
 
 import numpy as np
 
-from paceline.analysis.detection.arrays import U16, U32, U64, Bools, Ints, Rows
+from paceline.analysis.detection.arrays import U8, U16, U32, U64, Bools, Ints, Rows
 from paceline.contracts.batch import PROCESS_ROW
 from paceline.contracts.codes import ExitKind, Phase, ProcessState
 
@@ -47,6 +47,7 @@ class Processes:
         self.marks: U16 = np.zeros(count, np.uint16)
         self.step: U64 = np.zeros(count, np.uint64)
         self.seen_ns: Ints = np.zeros(count, np.int64)
+        self.host_wait: U8 = np.zeros(count, np.uint8)
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -68,11 +69,12 @@ class Processes:
         everyone = np.union1d(self.rank, rank).astype(np.uint32)
         kept = np.searchsorted(everyone, self.rank)
         rows, marks, step, seen = self.rows, self.marks, self.step, self.seen_ns
+        host_wait = self.host_wait
         self._allocate(len(everyone))
         self.rank = everyone
         self.rows["rank"] = everyone
         self.rows[kept], self.marks[kept] = rows, marks
-        self.step[kept], self.seen_ns[kept] = step, seen
+        self.step[kept], self.seen_ns[kept], self.host_wait[kept] = step, seen, host_wait
         self.generation += 1
 
     def apply(self, positions: Ints, rows: Rows, now_ns: int) -> None:
@@ -80,6 +82,7 @@ class Processes:
         self.rows[positions] = rows
         self.marks[positions] = self._mark(rows)
         self.step[positions] = rows["step"]
+        self.host_wait[positions] = rows["host_wait"]
         self.seen_ns[positions] = now_ns
 
     def restore(self, rows: Rows, seen_ns: Ints) -> None:

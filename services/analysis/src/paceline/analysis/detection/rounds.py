@@ -8,6 +8,7 @@ rate is, and what is judged is a sample of the rounds.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -78,30 +79,34 @@ class RoundWindow:
         self._judged: Bools = np.ones((cells, comms), np.bool_)
         self._touched: Bools = np.zeros(cells, np.bool_)
 
-    def apply(self, rows: Rows, members: Members, now_ns: int) -> None:
-        """Take ROUND rows of any state; only completed collectives of known members count."""
+    def apply(self, rows: Rows, members: Members, now_ns: int, sent: Ints | None = None) -> None:
+        """Take ROUND rows of any state; only completed collectives of known members count.
+
+        `sent`: positions of members in the order in which rows of them may come; only a hint.
+        """
         if members.generation != self._generation:
             self._lay_out(len(members), len(members.comms))
             self._generation = members.generation
         usable = (rows["round"] > 0) & (rows["duration_ns"] > 0) & (rows["state"] == OpState.COMPLETED)
         usable &= (rows["kind"] == OpKind.COLLECTIVE) & (rows["level"] != _NEWEST_ONLY)
-        rows = rows[usable]
-        position = members.locate(rows["comm"], rows["rank"])
-        known = position >= 0
-        rows, position = rows[known], position[known]
+        position = _locate(rows, members, sent)
+        usable &= position >= 0
+        rows, position = _only(usable, rows, position)
         if len(rows) == 0:
             return
         comm = members.group[position]
-        cell = (rows["round"] % np.uint64(self.cells)).astype(np.int64)
+        number = np.ascontiguousarray(rows["round"])
+        cell = (number % np.uint64(self.cells)).astype(np.int64)
         flat = cell * len(members.comms) + comm
         self._claim(rows, flat, members, now_ns)
-        fits = self.number.reshape(-1)[flat] == rows["round"]
+        fits = self.number.reshape(-1)[flat] == number
         self.dropped_rows += int(len(rows) - np.count_nonzero(fits))
-        rows, cell, position = rows[fits], cell[fits], position[fits]
-        self.duration[cell, position] = rows["duration_ns"]
-        self.gap[cell, position] = rows["gap_ns"]
-        self.send_wait[cell, position] = rows["send_wait_us"]
-        self.recv_wait[cell, position] = rows["recv_wait_us"]
+        rows, cell, position = _only(fits, rows, cell, position)
+        place = cell * self.duration.shape[1] + position
+        self.duration.reshape(-1)[place] = rows["duration_ns"]
+        self.gap.reshape(-1)[place] = rows["gap_ns"]
+        self.send_wait.reshape(-1)[place] = rows["send_wait_us"]
+        self.recv_wait.reshape(-1)[place] = rows["recv_wait_us"]
         self._touched[cell] = True
 
     def _claim(self, rows: Rows, flat: Ints, members: Members, now_ns: int) -> None:
@@ -117,9 +122,8 @@ class RoundWindow:
         rank_of |= rows["round"] & np.uint64((1 << 48) - 1)
         best = np.full(number.shape, 2**64 - 1, np.uint64)
         np.minimum.at(best, flat, rank_of)
-        wins = best[flat] == rank_of
-        rows, flat = rows[wins], flat[wins]
-        cells = np.unique(flat)
+        rows, flat = _only(best[flat] == rank_of, rows, flat)
+        cells = np.flatnonzero(best != 2**64 - 1)
         number[flat] = rows["round"]
         self.count.reshape(-1)[flat] = rows["count"]
         for name in ("function", "dtype", "reduce_op", "path"):
@@ -129,16 +133,11 @@ class RoundWindow:
         self._empty(cells, members)
 
     def _empty(self, cells: Ints, members: Members) -> None:
-        comms = len(members.comms)
-        for cell in np.unique(cells // comms):
-            claimed = cells[cells // comms == cell] % comms
-            if len(claimed) < 64:
-                for comm in claimed:
-                    self.duration[cell, members.starts[comm] : members.starts[comm + 1]] = 0
-                continue
-            mask = np.zeros(comms, np.bool_)
-            mask[claimed] = True
-            self.duration[cell, mask[members.group]] = 0
+        cell, comm = np.divmod(cells, len(members.comms))
+        starts = members.starts[comm]
+        place, _ = _ranges(starts, members.starts[comm + 1])
+        place += np.repeat(cell * self.duration.shape[1], members.starts[comm + 1] - starts)
+        self.duration.reshape(-1)[place] = 0
 
     def complete(self, members: Members) -> Iterator[Complete]:
         """Rounds that every member has reported since the last call, each once."""
@@ -172,12 +171,36 @@ class RoundWindow:
 
     def last_ranks(self, cell: int, comms: Ints, members: Members) -> Ints:
         """Global rank with the smallest T in `cell` of each communicator of `comms`: it came last."""
-        starts, ends = members.starts[comms], members.starts[comms + 1]
-        sizes = ends - starts
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - starts, sizes)
+        place, offsets = _ranges(members.starts[comms], members.starts[comms + 1])
         values = self.duration[cell, place]
-        lowest = np.flatnonzero(values == np.repeat(group_min(values, offsets), sizes))
+        lowest = np.flatnonzero(values == np.repeat(group_min(values, offsets), np.diff(offsets)))
         first = lowest[np.searchsorted(lowest, offsets[:-1])]
         ranks: Ints = members.rank[place[first]].astype(np.int64)
         return ranks
+
+
+def _ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """All numbers of the ranges one after the other, and where each range begins (and the end)."""
+    sizes = ends - starts
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return np.arange(offsets[-1]) - np.repeat(offsets[:-1] - starts, sizes), offsets
+
+
+def _only(mask: Bools, *tables: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
+    """Rows where `mask` holds; no copy where it holds everywhere, which is usual."""
+    return tables if mask.all() else tuple(table[mask] for table in tables)
+
+
+def _locate(rows: Rows, members: Members, sent: Ints | None) -> Ints:
+    """Position of the member of each row, -1 where unknown. Rows of one member come together."""
+    if len(rows) == 0:
+        return np.zeros(0, np.int64)
+    comm, rank = np.ascontiguousarray(rows["comm"]), np.ascontiguousarray(rows["rank"])
+    first = np.ones(len(rows), np.bool_)
+    first[1:] = (comm[1:] != comm[:-1]) | (rank[1:] != rank[:-1])
+    heads = np.flatnonzero(first)
+    if sent is not None and len(sent) == len(heads) and members.verify(sent, comm[heads], rank[heads]):
+        found = sent
+    else:
+        found = members.locate(comm[heads], rank[heads])
+    return found if len(heads) == len(rows) else np.repeat(found, np.diff(np.append(heads, len(rows))))

@@ -1,10 +1,11 @@
 """What is known of each sender (node): position in its sequence, silence, newest evidence rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.analysis.detection.arrays import SECOND_NS, U32, Ints, Rows, join_rows
+from paceline.analysis.detection.arrays import SECOND_NS, U32, Bools, Ints, Rows, join_rows
 from paceline.analysis.detection.edge_waits import with_recent_waits
 from paceline.analysis.detection.reasons import Refusal
 from paceline.contracts.batch import Batch, BatchFlag, RowKind
@@ -15,6 +16,25 @@ _IS_OPEN = np.isin(np.arange(256), (OpState.ENTERED, OpState.STARTED, OpState.FA
 _NEWEST_ONLY = 255
 PERIOD_NS_MAX = 30 * SECOND_NS  # agents sample at 0.1 to 10 Hz; more is a gap, not a period
 MISSED_MAX = 3  # samples that may be late or lost before a sender counts as silent
+
+
+def is_evidence(rounds: Rows) -> Bools:
+    """ROUND rows that tell something of the present, not only of what was normal."""
+    found: Bools = _IS_OPEN[rounds["state"]] | (rounds["level"] == _NEWEST_ONLY)
+    return found
+
+
+def only_kept(batches: Sequence[Batch]) -> list[bool]:
+    """Whether the ROUND rows of each batch are completed kept rounds, all looked at together."""
+    tables = [batch.table(RowKind.ROUND) for batch in batches]
+    counts = np.array([len(table) for table in tables], np.int64)
+    ends = np.cumsum(counts)
+    found = np.append(0, np.cumsum(is_evidence(join_rows(tables)))) if len(tables) else np.zeros(1)
+    none = found[ends] == found[ends - counts]
+    suspect = BatchFlag.SUSPECT.value
+    return [
+        kept and not int(batch.flags) & suspect for kept, batch in zip(none.tolist(), batches, strict=True)
+    ]
 
 
 @dataclass
@@ -62,8 +82,11 @@ class Sender:
             return True, Refusal.SENDER_RESTARTED
         return False, Refusal.DUPLICATE
 
-    def take(self, batch: Batch, now_ns: int, extra_rows_max: int) -> int:
-        """Advance to `batch`, keep its evidence rows; returns how many rows exceeded the bound."""
+    def take(self, batch: Batch, now_ns: int, extra_rows_max: int, *, kept_only: bool = False) -> int:
+        """Advance to `batch`, keep its evidence rows; returns how many rows exceeded the bound.
+
+        `kept_only`: the caller has seen that no ROUND row of `batch` is evidence.
+        """
         same_sample = batch.sampled_ns == self.sampled_ns and self.seq >= 0 and batch.chunk > 0
         steps, passed_ns = batch.seq - self.seq, batch.sampled_ns - self.sampled_ns
         if same_sample:
@@ -80,11 +103,11 @@ class Sender:
         dropped = 0
         for kind in EXTRA_KINDS:
             rows = batch.rows.get(kind)
-            if rows is None or len(rows) == 0:
+            if rows is None or len(rows) == 0 or (kept_only and kind is RowKind.ROUND):
                 continue
             # Recent completed rounds come only while suspect: the judge compares what ranks had called.
             if kind is RowKind.ROUND and not batch.flags & BatchFlag.SUSPECT:
-                rows = rows[_IS_OPEN[rows["state"]] | (rows["level"] == _NEWEST_ONLY)]
+                rows = rows[is_evidence(rows)]
                 if len(rows) == 0:
                     continue
             if kind is RowKind.EDGE and edges_before is not None and passed_ns > 0:

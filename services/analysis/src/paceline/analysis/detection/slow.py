@@ -87,9 +87,9 @@ class SlowWatch:
         keys = any(key.signalled for key in self.hot.values())
         return Reason.SLOW_ROUNDS if keys else Reason.SLOW_STEPS
 
-    def apply(self, rows: Rows, members: Members, now_ns: int) -> None:
-        """Take ROUND rows."""
-        self.window.apply(rows, members, now_ns)
+    def apply(self, rows: Rows, members: Members, now_ns: int, sent: Ints | None = None) -> None:
+        """Take ROUND rows; `sent` as of `RoundWindow.apply`."""
+        self.window.apply(rows, members, now_ns, sent)
 
     def apply_edges(self, tables: Sequence[Rows]) -> None:
         """Take EDGE rows; only those of slow communicators are kept."""
