@@ -8,10 +8,10 @@ TORCH := torch==2.13.0
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help setup demo test lint types e2e bench eval openapi lock clean
+.PHONY: help setup demo test lint types e2e bench eval eval-sockets openapi lock clean
 
 help: ## this list
-	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: ## virtual environment, native probe, torch, console, Java runtime, Kafka jars
 	@tools/setup.sh
@@ -37,6 +37,9 @@ bench: setup ## the figures of docs/performance.md
 
 eval: setup ## known faults in simulated jobs: right class, right root, how soon (hours)
 	@$(VENV)/bin/paceline eval
+
+eval-sockets: setup ## real faults between network namespaces, many times (root, 45 minutes)
+	@$(PY) -m paceline.lab.sockets.series
 
 openapi: ## write openapi.json and the console's types from the running code
 	@$(PY) -m paceline.api.openapi services/platform/openapi.json

@@ -23,6 +23,7 @@ from paceline.lab.sockets.faults import H3_KINDS, Fault, Injection, Score, plan_
 
 RING = Topology(Algorithm.RING, (0, 2, 1, 3))
 NOTHING = Score(False, False, False)
+ACCUSED = Score(True, False, False, innocent=True)
 
 
 def verdict(kind: VerdictClass, *roots: Root) -> Verdict:
@@ -82,11 +83,11 @@ def test_slow_faults_are_beyond_the_threshold_and_not_far_beyond() -> None:
     [
         (Injection(Fault.FROZEN, rank=1), verdict(VerdictClass.H3, rank(1)), Score(True, True, True)),
         (Injection(Fault.FROZEN, rank=1), verdict(VerdictClass.H1, rank(1)), Score(False, True, True)),
-        (Injection(Fault.FROZEN, rank=1), verdict(VerdictClass.H3, rank(2)), Score(True, False, False)),
+        (Injection(Fault.FROZEN, rank=1), verdict(VerdictClass.H3, rank(2)), ACCUSED),
         (
             Injection(Fault.FROZEN, rank=1),
             verdict(VerdictClass.H3, rank(1), rank(2)),
-            Score(True, False, True),
+            Score(True, False, True, innocent=True),
         ),
         (Injection(Fault.S2, link=(1, 3)), verdict(VerdictClass.S2, link(1, 3)), Score(True, True, True)),
         (Injection(Fault.S2, link=(1, 3)), verdict(VerdictClass.S2, link(3, 1)), Score(True, False, True)),
@@ -101,7 +102,7 @@ def test_slow_faults_are_beyond_the_threshold_and_not_far_beyond() -> None:
             Score(False, False, False),
         ),
         (Injection(Fault.NIC, rank=1), verdict(VerdictClass.H3, link(2, 1)), Score(True, True, True)),
-        (Injection(Fault.NIC, rank=1), verdict(VerdictClass.H3, link(3, 0)), Score(True, False, False)),
+        (Injection(Fault.NIC, rank=1), verdict(VerdictClass.H3, link(3, 0)), ACCUSED),
         (
             Injection(Fault.LINK, link=(1, 3)),
             verdict(VerdictClass.H3, Root(RootKind.GROUP, ranks=(1, 3))),
@@ -111,7 +112,8 @@ def test_slow_faults_are_beyond_the_threshold_and_not_far_beyond() -> None:
         (Injection(Fault.LINK, link=(1, 3)), verdict(VerdictClass.H3, link(3, 0)), Score(True, False, False)),
         (Injection(Fault.LINK, link=(1, 3)), None, NOTHING),
         (Injection(Fault.NONE), None, Score(True, True, True)),
-        (Injection(Fault.NONE), verdict(VerdictClass.S1, rank(1)), Score(False, False, True)),
+        (Injection(Fault.NONE), verdict(VerdictClass.S1, rank(1)), Score(False, False, True, innocent=True)),
+        (Injection(Fault.NONE), verdict(VerdictClass.INCONCLUSIVE), Score(False, False, True)),
     ],
 )
 def test_score(injection: Injection, said: Verdict | None, expected: Score) -> None:

@@ -28,7 +28,7 @@ _HANGS = frozenset(
 )
 # What a simulated job in memory cannot show, and what shows it.
 ELSEWHERE: tuple[tuple[str, str, str], ...] = (
-    ("real sockets: H3, S1, S2, S3", "class >= 95%, root >= 95%", "paceline.lab.sockets"),
+    ("real sockets: H3, S1, S2, S3", "class >= 95%, root >= 95%", "make eval-sockets"),
     ("one analysis, 4,096 / 16,384 / 98,304 ranks", "<= 20 / 60 / 250 ms", "tests/bench/judge.py"),
     ("detector tick, 98,304 ranks", "<= 25 ms", "tests/bench/detector_step.py"),
     ("ingest, and stall to verdict, through Kafka", "lag < 2 s, P90 <= 15 s", "paceline sim and a platform"),

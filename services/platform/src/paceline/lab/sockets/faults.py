@@ -64,11 +64,15 @@ class Injection:
 
 @dataclass(frozen=True)
 class Score:
-    """`root_right`: exactly the injected roots. `contained`: they are among the ranks that were named."""
+    """`root_right`: exactly the injected roots. `contained`: they are among the ranks that were named.
+
+    `innocent`: a rank or a link is named that has no part in the fault.
+    """
 
     class_right: bool
     root_right: bool
     contained: bool
+    innocent: bool = False
 
 
 def plan_injection(fault: Fault, topology: Topology, chance: random.Random) -> Injection:
@@ -111,11 +115,16 @@ def score(injection: Injection, verdict: Verdict | None) -> Score:
         # Nothing is acknowledged across a cut link, so a tree's traffic stops in both directions.
         root_right = {frozenset(place) for place in named} == {frozenset(place) for place in wanted}
     else:
-        root_right = named == wanted
+        root_right = named == wanted and injection.fault is not Fault.NONE
+    injected = {rank for place in wanted for rank in place}
     return Score(
         class_right=verdict.verdict_class is injection.verdict_class,
         root_right=root_right,
-        contained=touched.issuperset(rank for place in wanted for rank in place),
+        contained=touched.issuperset(injected),
+        innocent=any(
+            root.kind in (RootKind.RANK, RootKind.LINK) and injected.isdisjoint(_place(root))
+            for root in verdict.roots
+        ),
     )
 
 

@@ -91,9 +91,14 @@ class Observer:
                 self._judge(output.batch)
 
     @property
+    def conclusive(self) -> list[Verdict]:
+        """The verdicts that name something, oldest first."""
+        return [v for _, v in self.verdicts if v.verdict_class is not VerdictClass.INCONCLUSIVE]
+
+    @property
     def verdict(self) -> Verdict | None:
-        """The newest verdict that names something."""
-        said = [v for _, v in self.verdicts if v.verdict_class is not VerdictClass.INCONCLUSIVE]
+        """The newest one that names something, else the newest one."""
+        said = self.conclusive or [verdict for _, verdict in self.verdicts]
         return said[-1] if said else None
 
     def explain(self) -> dict[str, int]:

@@ -16,7 +16,9 @@ def render_run(number: int, result: RunResult) -> str:
     verdict = result.verdict
     said = "nothing" if verdict is None else f"{verdict.verdict_class.value} {render_roots(verdict)}"
     right = f"class {YES_NO[result.score.class_right]}  root {YES_NO[result.score.root_right]}"
-    times = f"T {result.base_ms:.0f} ms  after {result.verdict_s:.1f} s"
+    times = (
+        "BEFORE THE FAULT" if result.early else f"T {result.base_ms:.0f} ms  after {result.verdict_s:.1f} s"
+    )
     return f"{number:3d}  {result.injection.describe():32s} said {said:28s} {right}  {times}\n"
 
 
@@ -36,7 +38,7 @@ def render_summary(results: Sequence[RunResult]) -> str:
 
 def render_json(results: Sequence[RunResult]) -> str:
     """All there is, one object."""
-    runs = [_as_dict(result) for result in results]
+    runs = [as_dict(result) for result in results]
     totals = {
         field: sum(getattr(result.score, field) for result in results)
         for field in ("class_right", "root_right", "contained")
@@ -70,7 +72,8 @@ def _render_root(root: Root) -> str:
     return f"{root.kind.value} {','.join(map(str, root.ranks))}"
 
 
-def _as_dict(result: RunResult) -> dict[str, object]:
+def as_dict(result: RunResult) -> dict[str, object]:
+    """One run, ready for JSON but for enumerations."""
     verdict = result.verdict
     injection = result.injection
     return {
@@ -88,6 +91,8 @@ def _as_dict(result: RunResult) -> dict[str, object]:
         "summary": verdict.summary if verdict else None,
         "confidence": verdict.confidence if verdict else None,
         **asdict(result.score),
+        "first": asdict(result.first),
+        "early": result.early,
         "base_ms": result.base_ms,
         "verdict_s": result.verdict_s,
         "signatures": [asdict(signature) for signature in result.signatures],

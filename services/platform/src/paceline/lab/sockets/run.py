@@ -23,7 +23,6 @@ SAMPLE_S = 0.25
 WARM_ROUNDS = 24  # the detector learns its base line from 20
 WARM_S_MAX = 40.0
 VERDICT_S_MAX = 15.0
-HEALTHY_S = 8.0
 SETTLE_S = 1.0  # after the first verdict a better one may follow
 FREEZE_TRIES_MAX = 200
 
@@ -42,16 +41,19 @@ class RunOptions:
     compute_ms: float = 5.0
     see_processes: bool = True
     close: bool = True  # EDGE rows in every sample: a run is shorter than the period of the agent
+    healthy_s: float = 8.0  # of a run without a fault
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """One line of the report."""
+    """One line of the report. `score` is of the last verdict, `first` of the first conclusive one."""
 
     seed: int
     injection: Injection
     topology: Topology
     score: Score
+    first: Score
+    early: bool  # a verdict while all was well: nothing was injected then
     verdict: Verdict | None
     base_ms: float  # median T of the healthy rounds
     verdict_s: float  # from the fault to the first verdict, 0 where there is none
@@ -76,8 +78,6 @@ class Run:
             lambda: min(int(view.frames["completed"][0]) for view in self.views()) >= wanted, WARM_S_MAX
         )
         self._team.check_sums()
-        if self._observer.verdicts:
-            raise LabError(f"a verdict on a healthy job: {self._observer.verdicts[0][1].summary}")
         return median_ms(self.views()[0])
 
     def inject(self, base_ms: float) -> None:
@@ -100,13 +100,14 @@ class Run:
             team.stick(fault.rank)  # delivered when it goes on
             team.thaw(fault.rank)
 
-    def await_verdict(self) -> None:
+    def await_verdict(self, healthy_s: float) -> None:
         """Until a verdict has settled, or nothing more can be expected."""
         if self._injection.fault is Fault.NONE:
-            self._watch(lambda: False, HEALTHY_S)
+            self._watch(lambda: bool(self._observer.verdicts), healthy_s)
+            self._team.check_sums()
             return
-        self._watch(lambda: self._observer.verdict is not None, VERDICT_S_MAX)
-        if self._observer.verdict is not None:
+        self._watch(lambda: bool(self._observer.conclusive), VERDICT_S_MAX)
+        if self._observer.conclusive:
             self._watch(lambda: False, SETTLE_S)
 
     def views(self) -> list[PageView]:
@@ -165,14 +166,17 @@ def run_once(
             run = Run(team, network, observer, injection)
             base_ms = run.warm_up()
             before, begun_ns = run.views(), time.monotonic_ns()
-            run.inject(base_ms)
-            run.await_verdict()
+            early = bool(observer.verdicts)
+            if not early:
+                run.inject(base_ms)
+                run.await_verdict(options.healthy_s)
             signatures = measure(range(options.size), before, run.views(), time.monotonic_ns())
     finally:
         network.heal()
-    said = observer.verdict
+    said, conclusive = observer.verdict, observer.conclusive
     first_ns = observer.verdicts[0][0] if observer.verdicts else begun_ns
+    truth = Injection(Fault.NONE) if early else injection
     return RunResult(
-        seed, injection, topology, score(injection, said), said, round(base_ms, 1),
-        round((first_ns - begun_ns) / 1e9, 2), signatures, observer.explain(),
+        seed, injection, topology, score(truth, said), score(truth, conclusive[0] if conclusive else said),
+        early, said, round(base_ms, 1), round((first_ns - begun_ns) / 1e9, 2), signatures, observer.explain(),
     )  # fmt: skip
