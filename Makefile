@@ -39,7 +39,7 @@ eval: setup ## known faults in simulated jobs: right class, right root, how soon
 	@$(VENV)/bin/paceline eval
 
 eval-sockets: setup ## real faults between network namespaces, many times (root, 45 minutes)
-	@$(PY) -m paceline.lab.sockets.series
+	@$(PY) -m paceline.lab.sockets series
 
 openapi: ## write openapi.json and the console's types from the running code
 	@$(PY) -m paceline.api.openapi services/platform/openapi.json

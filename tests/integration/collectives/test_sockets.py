@@ -101,7 +101,7 @@ def test_shaping_is_one_direction_of_one_pair_and_heals(network: Network) -> Non
 
     healthy = rates(0)
     assert healthy == sorted(["1Gbit", *["40Mbit", "100Mbit"] * (SIZE - 1)])
-    network.slow(0, 3, 8.0)
+    network.slow(0, 3, 5.0)
     assert rates(0).count("5Mbit") == 1
     assert rates(3) == healthy
     network.cut(0, 2)

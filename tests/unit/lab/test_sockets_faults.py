@@ -20,6 +20,7 @@ from paceline.contracts.verdicts import (
 )
 from paceline.lab.sockets.__main__ import parse
 from paceline.lab.sockets.faults import H3_KINDS, Fault, Injection, Score, plan_injection, score
+from paceline.lab.sockets.run import link_bytes
 
 RING = Topology(Algorithm.RING, (0, 2, 1, 3))
 NOTHING = Score(False, False, False)
@@ -120,9 +121,20 @@ def test_score(injection: Injection, said: Verdict | None, expected: Score) -> N
     assert score(injection, said) == expected
 
 
+def test_bytes_of_a_link_are_those_of_one_operation() -> None:
+    ring = Topology(Algorithm.RING, (0, 2, 1, 3))
+    assert link_bytes(ring, (0, 2), 1024, 64) == 4 * 1024 * 2 * 3 // 4
+    assert link_bytes(ring, (2, 0), 1024, 64) == 0
+    tree = Topology(Algorithm.TREE, (0, 1, 2, 3))
+    assert {link_bytes(tree, link, 1024, 64) for link in ((0, 1), (1, 0), (3, 1))} == {4 * 1024}
+    trees = Topology(Algorithm.TREE, (0, 1, 2, 3), trees=2)
+    # The second tree is the first one backwards: 0 and 2 are neighbours in both, 0 and 1 in the first.
+    assert (link_bytes(trees, (0, 2), 1024, 64), link_bytes(trees, (0, 1), 1024, 64)) == (4096, 2048)
+
+
 def test_injection_says_what_it_is() -> None:
     both = replace(Injection(Fault.S3, rank=2, link=(0, 1)), late_factor=3.25, slow_factor=4.0)
-    assert both.describe() == "s3 rank 2 link 0>1 late 3.2 rounds rate / 4.0"
+    assert both.describe() == "s3 rank 2 link 0>1 late 3.2 rounds takes 4.0 rounds"
 
 
 def test_command_line_takes_what_the_guide_says() -> None:

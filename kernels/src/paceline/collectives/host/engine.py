@@ -70,13 +70,13 @@ class Engine:
                 self._advance(cursor, array, operation)
             for send in self._sends.values():
                 send.collect()
-            blocked = self._blocked(cursors)
-            self._tell(blocked)
             is_carried_out = all(cursor.step is None for cursor in cursors)
-            if is_carried_out and all(send.is_delivered for send in self._sends.values()):
+            blocked = self._undelivered() if is_carried_out else self._blocked(cursors)
+            self._tell(blocked)
+            if is_carried_out and not blocked:
                 self._rest()
                 return
-            self._check(blocked, is_carried_out)
+            self._check(blocked)
             if self._monotonic_ns() >= limit_ns:
                 raise TimedOutError(f"round {number} is not over after {timeout_s:g} s")
             self._wait(blocked, DRAIN_MS if is_carried_out else WAIT_MS)
@@ -113,6 +113,10 @@ class Engine:
     def _blocked(self, cursors: list[_Cursor]) -> set[Edge]:
         return {edge for cursor in cursors if cursor.step is not None for edge in self._missing(cursor.step)}
 
+    def _undelivered(self) -> set[Edge]:
+        """What an operation waits for at its end: a link that was cut then holds up its sender, too."""
+        return {edge for edge, send in self._sends.items() if not send.is_delivered}
+
     def _wait(self, blocked: set[Edge], timeout_ms: int) -> None:
         self._watch_writes()
         before_ns = self._monotonic_ns()
@@ -139,12 +143,9 @@ class Engine:
                 wanted = select.POLLIN | select.POLLOUT if send.unwritten else select.POLLIN
                 self._poll.modify(fd, wanted)
 
-    def _check(self, blocked: set[Edge], is_carried_out: bool) -> None:
+    def _check(self, blocked: set[Edge]) -> None:
         for edge in blocked:
             self._link(edge).check()
-        for send in self._sends.values():
-            if is_carried_out and not send.is_delivered:
-                send.check()
 
     def _link(self, edge: Edge) -> SendLink | ReceiveLink:
         return self._sends.get(edge) or self._receives[edge]

@@ -1,4 +1,8 @@
-"""Command line of the fault runs; status 1 where fewer than 95% are right, 2 where they cannot be made."""
+"""Command line of the fault runs; status 1 where fewer than 95% are right, 2 where they cannot be made.
+
+`series` as the first word: many runs and a table. Both are this module, because every rank imports
+again whatever else was started with `-m`.
+"""
 
 import argparse
 import random
@@ -12,6 +16,7 @@ from paceline.lab.sockets.faults import Fault
 from paceline.lab.sockets.network import make_network
 from paceline.lab.sockets.report import render_json, render_run, render_signatures, render_summary
 from paceline.lab.sockets.run import RunOptions, RunResult, run_once
+from paceline.lab.sockets.series import run_series
 from paceline.lab.sockets.team import start_method
 
 BAR = 0.95
@@ -22,7 +27,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m paceline.lab.sockets",
         description="Injects real faults into a host all-reduce over TCP between network namespaces "
-        "and scores the verdicts. Needs root.",
+        "and scores the verdicts. Needs root. `series` as the first word: many of them and a table.",
     )
     parser.add_argument("--fault", choices=[fault.value for fault in Fault], default="s2")
     parser.add_argument("--runs", type=int, default=1, metavar="N")
@@ -41,8 +46,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    arguments = parse()
     signal.signal(signal.SIGTERM, _leave)
+    if sys.argv[1:2] == ["series"]:
+        return run_series(sys.argv[2:])
+    arguments = parse()
     seed = arguments.seed if arguments.seed is not None else random.randrange(1_000_000)
     fault = Fault(arguments.fault)
     options = RunOptions(

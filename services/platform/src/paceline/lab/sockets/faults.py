@@ -8,7 +8,7 @@ from paceline.collectives.host.schedule import Direction, Topology
 from paceline.contracts.verdicts import Root, RootKind, Verdict, VerdictClass
 
 LATE_FACTORS = (3.0, 6.0)  # delay of a late rank in usual rounds: R = 4 to 7, the threshold is 3
-SLOW_FACTORS = (4.0, 8.0)  # of a link's rate
+SLOW_FACTORS = (4.0, 8.0)  # usual rounds that a slow link takes for what it carries in one: R = 4 to 8
 
 
 class Fault(str, Enum):
@@ -58,7 +58,7 @@ class Injection:
         if self.late_factor:
             parts.append(f"late {self.late_factor:.1f} rounds")
         if self.slow_factor:
-            parts.append(f"rate / {self.slow_factor:.1f}")
+            parts.append(f"takes {self.slow_factor:.1f} rounds")
         return " ".join(parts)
 
 

@@ -65,10 +65,10 @@ class Network:
         for rank in range(self.size):
             self._configure(rank)
 
-    def slow(self, source: int, target: int, factor: float) -> None:
-        """Divide the rate of the link from `source` to `target`."""
+    def slow(self, source: int, target: int, rate_mbit: float) -> None:
+        """Change the rate of the link from `source` to `target`."""
         # Bursts of at most one packet: else the first part of a round passes at full speed.
-        self._set_rate(source, _DATA + target, f"rate {_bits(self.rate_mbit / factor)} burst 2k cburst 2k")
+        self._set_rate(source, _DATA + target, f"rate {_bits(rate_mbit)} burst 2k cburst 2k")
         self._changed.add((source, target))
 
     def cut(self, source: int, target: int) -> None:

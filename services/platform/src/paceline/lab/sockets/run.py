@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 
 from paceline.agent.pages import PageView
-from paceline.collectives.host.schedule import Topology
+from paceline.collectives.host.schedule import Cut, Topology, make_schedule
 from paceline.contracts.codes import Algorithm
 from paceline.contracts.ids import communicator_id
 from paceline.contracts.verdicts import Verdict
@@ -64,11 +64,21 @@ class RunResult:
 class Run:
     """State of one run."""
 
-    def __init__(self, team: Team, network: Network, observer: Observer, injection: Injection) -> None:
+    def __init__(
+        self,
+        team: Team,
+        network: Network,
+        observer: Observer,
+        injection: Injection,
+        topology: Topology,
+        options: RunOptions,
+    ) -> None:
         self._team = team
         self._network = network
         self._observer = observer
         self._injection = injection
+        self._topology = topology
+        self._options = options
         self._next_s = time.monotonic()
 
     def warm_up(self) -> float:
@@ -84,7 +94,7 @@ class Run:
         """Let the fault begin."""
         fault, network, team = self._injection, self._network, self._team
         if fault.link is not None and fault.slow_factor:
-            network.slow(*fault.link, fault.slow_factor)
+            network.slow(*fault.link, self._slow_mbit(fault.link, fault.slow_factor * base_ms))
         elif fault.link is not None:
             network.cut(*fault.link)
         if fault.rank is None:
@@ -100,10 +110,10 @@ class Run:
             team.stick(fault.rank)  # delivered when it goes on
             team.thaw(fault.rank)
 
-    def await_verdict(self, healthy_s: float) -> None:
+    def await_verdict(self) -> None:
         """Until a verdict has settled, or nothing more can be expected."""
         if self._injection.fault is Fault.NONE:
-            self._watch(lambda: bool(self._observer.verdicts), healthy_s)
+            self._watch(lambda: bool(self._observer.verdicts), self._options.healthy_s)
             self._team.check_sums()
             return
         self._watch(lambda: bool(self._observer.conclusive), VERDICT_S_MAX)
@@ -112,6 +122,11 @@ class Run:
 
     def views(self) -> list[PageView]:
         return [member.page.read() for member in self._team.members]
+
+    def _slow_mbit(self, link: tuple[int, int], round_ms: float) -> float:
+        """Rate at which `link` takes so long for what it carries in one round."""
+        carried = link_bytes(self._topology, link, self._options.elements, self._options.slice_elements)
+        return carried * 8 / 1e6 / (round_ms / 1e3)
 
     def _freeze(self, rank: int) -> None:
         """Stop it inside an operation, not between two."""
@@ -140,6 +155,13 @@ def make_topology(options: RunOptions, chance: random.Random) -> Topology:
     return Topology(options.algorithm, tuple(order), options.trees)
 
 
+def link_bytes(topology: Topology, link: tuple[int, int], elements: int, slice_elements: int) -> int:
+    """Payload that `link` (sender, receiver) carries in one all-reduce, in both trees where there are two."""
+    schedule = make_schedule(topology, link[0], elements, Cut(slice_elements))
+    steps = [step for program in schedule.programs for step in program]
+    return sum(4 * (step.stop - step.start) for step in steps for edge in step.sends if edge.peer == link[1])
+
+
 def run_once(
     context: ForkServerContext, network: Network, fault: Fault, options: RunOptions, seed: int
 ) -> RunResult:
@@ -163,13 +185,13 @@ def run_once(
     try:
         with start_team(context, plans) as team:
             observer.register(team.members)
-            run = Run(team, network, observer, injection)
+            run = Run(team, network, observer, injection, topology, options)
             base_ms = run.warm_up()
             before, begun_ns = run.views(), time.monotonic_ns()
             early = bool(observer.verdicts)
             if not early:
                 run.inject(base_ms)
-                run.await_verdict(options.healthy_s)
+                run.await_verdict()
             signatures = measure(range(options.size), before, run.views(), time.monotonic_ns())
     finally:
         network.heal()

@@ -1,6 +1,6 @@
 """Many runs with known faults, one line of JSON each, and the table that says whether the bar is met.
 
-`python -m paceline.lab.sockets.series` runs every cell; `--only ring/h3` some of them, `--seed` and
+`python -m paceline.lab.sockets series` runs every cell; `--only ring/h3` some of them, `--seed` and
 `--append` make it possible to run a series in parts, and `--read` prints the table of what is recorded.
 Status 0 where every cell meets the bar, 1 where one does not, 2 where runs could not be made.
 """
@@ -9,13 +9,11 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from paceline.contracts.codes import Algorithm
 from paceline.lab.processes import LabError
@@ -151,7 +149,7 @@ def read_records(paths: Sequence[Path]) -> list[Record]:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m paceline.lab.sockets.series",
+        prog="python -m paceline.lab.sockets series",
         description="Injects real faults into host all-reduces between network namespaces, many times, "
         "and says which bars the verdicts meet. Needs root. All of it takes about 45 minutes.",
     )
@@ -175,9 +173,9 @@ def select(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     return [c for c in cells if not only or {c.name, c.algorithm, c.fault.value} & set(only)]
 
 
-def main() -> int:
-    arguments = parse()
-    signal.signal(signal.SIGTERM, _leave)
+def run_series(given: list[str]) -> int:
+    """The whole program; its status."""
+    arguments = parse(given)
     seed = arguments.seed if arguments.seed is not None else random.randrange(1_000_000)
     cells = select(plan_cells(arguments.ring, arguments.tree, arguments.trees), arguments.only)
     try:
@@ -252,12 +250,3 @@ def _mapping(value: object) -> dict[str, object]:
 def _number(value: object) -> float:
     assert isinstance(value, int | float)
     return float(value)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Leave through the context managers, so that no namespace stays behind."""
-    sys.exit(128 + number)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

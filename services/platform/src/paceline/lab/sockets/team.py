@@ -116,14 +116,20 @@ class Team:
 def start_team(context: ForkServerContext, plans: Sequence[RankPlan]) -> Iterator[Team]:
     """Start one process for each plan and wait until all have met."""
     team = Team([], ProcReader())
+    started: list[tuple[ForkServerProcess, socket.socket]] = []
     try:
-        started = [_start(context, plan) for plan in plans]
+        for plan in plans:
+            started.append(_start(context, plan))
         for plan, (process, control) in zip(plans, started, strict=True):
             team.members.append(_greet(plan, process, control))
         team.wait_ready()
         yield team
     finally:
         team.end()
+        for process, control in started[len(team.members) :]:  # those that nobody has greeted
+            process.kill()
+            process.join(END_S_MAX)
+            control.close()
 
 
 def _start(context: ForkServerContext, plan: RankPlan) -> tuple[ForkServerProcess, socket.socket]:
