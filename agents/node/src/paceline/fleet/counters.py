@@ -85,12 +85,17 @@ class Totals:
         """Add an operation that is over everywhere."""
         if not self.active:
             return
-        total = self.expected(op)
-        self.sends[op.stages] += total
-        self.receives[op.stages] += total
+        self.add(self.sends, self.receives, op)
         send_wait, recv_wait = self.waits(op)
         self.send_wait[op.stages] += send_wait
         self.recv_wait[op.stages] += recv_wait
+
+    def add(self, sends: Ints, receives: Ints, op: Op) -> None:
+        """Add the slices of a whole operation to both counts."""
+        tree = uses_tree(self.groups, op.call.function)
+        total = self.expected(op) if tree else ring_slices(op.call.function, self.groups.size)
+        sends[op.stages] += total
+        receives[op.stages] += total
 
     def expected(self, op: Op) -> Ints:
         """Slices of the whole operation, (stages, ranks)."""
@@ -162,8 +167,12 @@ class Counters:
             nothing = np.zeros(at.size, np.int64)
             return Counters(np.zeros(at.size, np.bool_), nothing, nothing)
         sends, receives = totals.sends.copy(), totals.receives.copy()
+        from_s, until_s = float(at.min()), float(at.max())
         for op in view.ops:
-            if op.over:
+            if op.over or op.first_s > until_s:
+                continue
+            if op.latest <= from_s:
+                totals.add(sends, receives, op)
                 continue
             sent, received = _under_way(totals, op, at[op.stages])
             sends[op.stages] += sent

@@ -6,6 +6,7 @@ kept because agents report recent rounds.
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
+@lru_cache(maxsize=1 << 12)
 def kept_level(number: int) -> int:
     """Coarsest kept level that holds round `number`."""
     mixed = mix64(number)
@@ -59,6 +61,7 @@ class Op:
     complete: F64
     gap: F32
     levels: U8
+    first_s: float = -np.inf  # nobody enters before
     latest: float = 0.0  # last completion of all
     over: bool = False
     exceptions: dict[int, Call] = field(default_factory=dict)  # rank -> what it called instead
@@ -71,6 +74,10 @@ class Op:
         """Index of `stage` in the arrays, -1 where it takes no part."""
         found = np.flatnonzero(self.stages == stage)
         return int(found[0]) if len(found) else -1
+
+    def bound(self) -> None:
+        """Note the first entry and the last completion; again after either has been changed."""
+        self.first_s, self.latest = float(self.enter.min()), float(self.complete.max())
 
 
 @dataclass(eq=False)
@@ -89,8 +96,10 @@ class KindView:
         """(operation, stage) -> `numbers` or `issues`; 0 where a stage takes no part."""
         stages = self.entered.shape[0]
         found = np.zeros((len(self.ops) + 1, stages), np.int64)
-        for index, op in enumerate(self.ops):
-            found[index, op.stages] = getattr(op, name)
+        if self.ops:
+            index = np.repeat(np.arange(len(self.ops)), [len(op.stages) for op in self.ops])
+            values = np.concatenate([getattr(op, name) for op in self.ops])
+            found[index, np.concatenate([op.stages for op in self.ops])] = values
         return found
 
 
@@ -104,10 +113,13 @@ class History:
         self.last_s: F64 = np.full((stages, ranks), -np.inf)  # completion of rounds that are over
         self.waited_s: F64 = np.zeros((stages, ranks))  # in rounds that are over
         self.previous_s: F64 = np.full((stages, ranks), -np.inf)  # completion of the newest round made
+        self.made: list[Op] | None = None  # all operations, where somebody wants them; never dropped
 
     def add(self, op: Op) -> None:
-        op.latest = float(op.complete.max())
+        op.bound()
         self.ops.append(op)
+        if self.made is not None:
+            self.made.append(op)
 
     def settle(self, before_s: float) -> list[Op]:
         """Close operations that were over everywhere at `before_s`; the ones closed now."""
@@ -139,12 +151,26 @@ class History:
         completed = entered.copy()
         head, newest = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
         last, waited = self.last_s.copy(), self.waited_s.copy()
+        from_s, until_s = float(at.min()), float(at.max())
+        over: dict[int, int] = {}  # stage -> newest operation that all its ranks have entered
         for index, op in enumerate(self.ops):
             stages = op.stages
             if op.over:
-                newest[stages] = index
+                over.update(dict.fromkeys(stages.tolist(), index))
+                continue
+            if op.first_s > until_s:
                 continue
             rows = slice(None) if len(stages) == shape[0] else stages
+            if op.latest <= from_s:
+                over.update(dict.fromkeys(stages.tolist(), index))
+                entered[rows] += 1
+                completed[rows] += 1
+                last[rows] = np.maximum(last[rows], op.complete)
+                waited[rows] += op.complete - op.start
+                continue
+            if over:
+                newest[list(over)] = np.array(list(over.values()))[:, None]
+                over = {}
             now = at[rows]
             is_in = op.enter <= now
             is_out = op.complete <= now
@@ -158,6 +184,8 @@ class History:
                 continue
             last[rows] = np.where(is_out, np.maximum(last[rows], op.complete), last[rows])
             waited[rows] += np.where(is_out, op.complete - np.where(is_out, op.start, 0.0), 0.0)
+        if over:
+            newest[list(over)] = np.array(list(over.values()))[:, None]
         return KindView(entered, completed, head, newest, last, waited, self.ops)
 
 
@@ -187,9 +215,12 @@ class PairHistory:
         self.last_s: dict[int, F64] = {}
         self.over: dict[int, int] = {}  # operations of a stage that were dropped
         self.waited_s: dict[int, F64] = {}  # of each stage, in receives that were dropped
+        self.made: list[PairOp] | None = None  # as in `History`
 
     def add(self, op: PairOp) -> None:
         self.ops.append(op)
+        if self.made is not None:
+            self.made.append(op)
 
     def settle(self, before_s: float) -> None:
         kept = []

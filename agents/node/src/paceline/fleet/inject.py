@@ -151,6 +151,7 @@ class Injector:
             elif armed.extra and armed.extra[0] == id(op) and not self._profile.blocking:
                 first_row = armed.first.row(armed.stage)
                 armed.first.enter[first_row, armed.index] = engine.host[at]
+                armed.first.bound()
 
     def post(self, op: PairOp) -> None:
         """A send or receive is about to be posted."""

@@ -1,5 +1,7 @@
 """Noise from one seed: a pool of normal values, read at random places, because drawing is slow."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +19,7 @@ class Noise:
 
     def normal(self, shape: tuple[int, ...]) -> F64:
         """Standard normal values cut at 3 sigma, a view: not to be written."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         first = int(self._random.integers(len(self._pool) - count))
         return self._pool[first : first + count].reshape(shape)
 

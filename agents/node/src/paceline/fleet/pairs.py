@@ -46,7 +46,20 @@ def view_pairs(history: PairHistory, at: F64) -> PairView:
     for key in history.posted:
         base = np.full(shape[1], history.base.get(key, 0), np.int64)
         directions[key] = (base, base.copy(), np.full(shape[1], np.inf), np.zeros(shape[1], np.int64))
+    from_s, until_s = at.min(axis=1).tolist(), at.max(axis=1).tolist()
     for op in history.ops:
+        if float(op.enter.min()) > until_s[op.stage]:
+            continue
+        if float(op.complete.max()) <= from_s[op.stage]:
+            posted[op.stage] += 1
+            function[op.stage] = Function.SEND if op.sends else Function.RECV
+            np.maximum(last[op.stage], op.complete, out=last[op.stage])
+            if not op.sends:
+                waited[op.stage] += op.complete - op.start
+            in_count, out_count, _, _ = directions[(op.stage, op.peer, op.sends)]
+            in_count += 1
+            out_count += 1
+            continue
         now = at[op.stage]
         is_in, is_out = op.enter <= now, op.complete <= now
         is_open = is_in & ~is_out

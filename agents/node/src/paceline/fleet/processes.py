@@ -30,9 +30,11 @@ def process_rows(engine: Engine, instant: Instant, now: F64, pids: Ints, pid_sta
     rows["host_wait_rank"], rows["phase"] = -1, Phase.TRAIN
     rows["process_state"], rows["communicators"] = ProcessState.SLEEPING, len(topology.kinds)
     steps, since = np.zeros(at.shape, np.int64), np.zeros(at.shape)
-    for done, when in engine.steps:
-        passed = when.reshape(-1) <= at
-        steps, since = np.where(passed, done, steps), np.where(passed, when.reshape(-1), since)
+    for done, when in reversed(engine.steps):
+        newest = (when.reshape(-1) <= at) & (steps == 0)
+        steps, since = np.where(newest, done, steps), np.where(newest, when.reshape(-1), since)
+        if (steps > 0).all():
+            break
     rows["step"], rows["step_age_ms"], rows["phase_age_ms"] = steps, millis(at - since), millis(at)
     for span in engine.phases:
         inside = ((span.enter <= instant.at) & (instant.at < span.leave)).reshape(-1)

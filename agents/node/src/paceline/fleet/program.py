@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +37,18 @@ class Call:
     reduce_op: ReduceOp = ReduceOp.UNKNOWN
     root: int = -1  # place in the communicator
 
-    @property
+    @cached_property
     def signature(self) -> int:
         return _signature(self.function, self.dtype, self.reduce_op, self.root, self.count)
 
-    @property
+    @cached_property
     def synchronising(self) -> bool:
         return self.function in SYNCHRONISING
+
+    @cached_property
+    def codes(self) -> tuple[int, int, int, int]:
+        """(function, dtype, reduce_op, root) as numbers."""
+        return int(self.function), int(self.dtype), int(self.reduce_op), self.root
 
 
 @cache
@@ -74,6 +79,10 @@ class Program:
 
     def layer_calls(self) -> tuple[Call, ...]:
         """Collectives after the compute of each layer; kinds that a topology lacks are left out."""
+        return self._layer_calls
+
+    @cached_property
+    def _layer_calls(self) -> tuple[Call, ...]:
         return (
             Call(CommKind.TP, Function.ALL_REDUCE, 1 << 22, self.tp_s, reduce_op=ReduceOp.SUM),
             Call(CommKind.CP, Function.ALL_GATHER, 1 << 20, self.cp_s),

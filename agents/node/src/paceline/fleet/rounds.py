@@ -32,8 +32,9 @@ def kept_rounds(engine: Engine, instant: Instant, kind: CommKind) -> list[RoundP
     """Rounds completed since the last sample, at the finest level that stays within the bound."""
     picks: list[tuple[Op, npt.NDArray[np.bool_]]] = []
     stages = instant.at.shape[0]
+    since_s, until_s = float(instant.before.min()), float(instant.at.max())
     for op in instant.views[kind].ops:
-        if op.over and op.latest <= float(instant.before.min()):
+        if (op.over and op.latest <= since_s) or op.first_s > until_s:
             continue
         done = (op.complete <= instant.at[op.stages]) & (op.complete > instant.before[op.stages])
         if done.any():

@@ -49,8 +49,7 @@ def _kind_state(engine: Engine, out: Rows, kind: CommKind, instant: Instant) -> 
     out["completed"] = view.completed.reshape(-1) if profile.completion else 0
     out["open_ops"] = np.minimum(view.entered - view.completed, 0xFFFF).reshape(-1)
     shown = np.where(has_head, view.head, view.newest)
-    for name in ("function", "dtype", "reduce_op", "peer"):
-        out[name] = _of_calls(view, shown, name).reshape(-1)
+    _put_calls(out, view, shown)
     state = np.where(has_head, OpState.ENTERED, np.where(view.newest >= 0, OpState.COMPLETED, OpState.EMPTY))
     if not profile.blocking and profile.completion:
         started = has_head & (_gather(view, at, "start", view.head) <= at)
@@ -87,8 +86,7 @@ def _hide_completion(out: Rows, view: KindView, at: F64) -> None:
     age = np.where(any_call, at - enter, 0.0)
     out["head_age_ms"] = out["idle_ms"] = millis(age).reshape(-1)
     out["open_ops"] = any_call.reshape(-1)
-    for name in ("function", "dtype", "reduce_op", "peer"):
-        out[name] = _of_calls(view, view.newest, name).reshape(-1)
+    _put_calls(out, view, view.newest)
     out["state"] = np.where(any_call, OpState.ENTERED, OpState.EMPTY).reshape(-1)
 
 
@@ -122,7 +120,8 @@ def _gather(view: KindView, at: F64, name: str, which: Ints) -> F64:
     return found
 
 
-def _of_calls(view: KindView, which: Ints, name: str) -> Ints:
-    field, empty = ("root", -1) if name == "peer" else (name, 0)
-    table = np.array([int(getattr(op.call, field)) for op in view.ops] + [empty], np.int64)
-    return table[which]
+def _put_calls(out: Rows, view: KindView, which: Ints) -> None:
+    """What operation `which` of each rank was called with."""
+    codes = np.array([*(op.call.codes for op in view.ops), (0, 0, 0, -1)], np.int64)[which.reshape(-1)]
+    for index, name in enumerate(("function", "dtype", "reduce_op", "peer")):
+        out[name] = codes[:, index]

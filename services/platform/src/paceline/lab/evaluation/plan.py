@@ -108,17 +108,18 @@ def floor(amount: Amount) -> Iterator[Case]:
 
 
 def healthy(amount: Amount) -> Iterator[Case]:
-    """Long runs with everything that is normal, in segments of at most one hour."""
-    for topology in amount.topologies:
-        left, seed = amount.healthy_s, 400
-        while left > 0:
-            seconds = min(left, HEALTHY_SEGMENT_S)
-            profile = ALL_PROFILES[seed % len(ALL_PROFILES)]
+    """Long runs with everything that is normal, in segments of at most one hour.
+
+    One segment of each topology after another, so that any beginning of the list is balanced.
+    """
+    for index in range(-(-amount.healthy_s // HEALTHY_SEGMENT_S)):
+        seconds = min(amount.healthy_s - index * HEALTHY_SEGMENT_S, HEALTHY_SEGMENT_S)
+        seed = 400 + index
+        for topology in amount.topologies:
             yield Case(
-                None, topology, profile, seed, part="healthy", seconds=seconds,
+                None, topology, ALL_PROFILES[seed % len(ALL_PROFILES)], seed, part="healthy", seconds=seconds,
                 conditions=_normal(seconds, seed),
             )  # fmt: skip
-            left, seed = left - seconds, seed + 1
 
 
 def step_seconds(program: Program) -> float:
