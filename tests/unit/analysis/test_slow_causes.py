@@ -8,7 +8,7 @@ import pytest
 
 from paceline.analysis import JobEvidence, judge
 from paceline.analysis.slow_links import Waits, find_links
-from paceline.contracts.batch import EDGE_ROW, STEP_ROW, StepFlag
+from paceline.contracts.batch import EDGE_ROW, STEP_ROW, Rows, StepFlag
 from paceline.contracts.codes import Algorithm
 from paceline.contracts.verdicts import RootKind, SubReason, Verdict, VerdictClass
 from tests.unit.analysis.test_slow_rounds_judged import ALL, WORLD, SlowJob, late
@@ -27,6 +27,19 @@ def own_times(evidence: JobEvidence, rises_us: dict[int, int], lost_us: int = LO
     for rank, rise_us in rises_us.items():
         rows["own_us"][rank] += rise_us
     return replace(evidence, steps=rows)
+
+
+def both_ends(waits: dict[tuple[int, int, int], tuple[int, int]], comm: int = 0) -> Rows:
+    """EDGE rows of (tree, receiver, sender) -> how long the receiver starves and its sender is blocked."""
+    edges = np.zeros(2 * len(waits), EDGE_ROW)
+    for at, ((group, receiver, sender), (starves, blocked)) in enumerate(waits.items()):
+        for row, me, peer, direction, value in (
+            (edges[2 * at], receiver, sender, 1, starves),
+            (edges[2 * at + 1], sender, receiver, 0, blocked),
+        ):
+            row["comm_rank"], row["peer"], row["direction"], row["group"] = me, peer, direction, group
+            row["comm"], row["rank"], row["count"], row["wait_ns"] = comm, me, 10, value * 10
+    return edges
 
 
 def roots(verdict: Verdict) -> list[tuple[RootKind, int | None, int | None]]:
@@ -218,16 +231,32 @@ class TestLinks:
     def test_a_slow_link_of_a_tree_is_waited_for_at_both_ends(self) -> None:
         """0 - (1, 2): 2 -> 0 is slow; 0 also waits for 1, which is not blocked: it waits for the result."""
         waits = {(0, 2): (90, 95), (0, 1): (95, 3), (1, 0): (100, 3), (2, 0): (40, 1)}
-        edges = np.zeros(2 * len(waits), EDGE_ROW)
-        for at, ((receiver, sender), (starves, blocked)) in enumerate(waits.items()):
-            for row, me, peer, direction, value in (
-                (edges[2 * at], receiver, sender, 1, starves),
-                (edges[2 * at + 1], sender, receiver, 0, blocked),
-            ):
-                row["comm_rank"], row["peer"], row["direction"], row["group"] = me, peer, direction, 1
-                row["count"], row["wait_ns"] = 10, value * 10
+        edges = both_ends({(1, *edge): value for edge, value in waits.items()})
         found = find_links(self.waits(4), np.arange(3), edges, Algorithm.TREE, 100.0)
         assert found.links == ((2, 0),)
+
+    def test_trees_that_share_a_pair_of_ranks_are_judged_apart(self) -> None:
+        """0 and 1 are neighbours in both trees; 1 -> 2 is slow. Beside it 1 is late for 0 in the first
+        tree and 0 is blocked by 1 in the second, which are waits of two other operations."""
+        waits = {
+            (1, 1, 0): (80, 1), (1, 0, 1): (1, 2), (2, 1, 0): (1, 90), (2, 0, 1): (3, 1),
+            (1, 2, 1): (60, 55), (1, 1, 2): (2, 1),
+        }  # fmt: skip
+        found = find_links(self.waits(4), np.arange(3), both_ends(waits), Algorithm.TREE, 100.0)
+        assert (found.links, found.distinct) == (((1, 2),), True)
+
+    @pytest.mark.parametrize(("blocked", "expected"), [(0, VerdictClass.S1), (60, VerdictClass.S3)])
+    def test_a_slow_link_whose_delay_hides_behind_a_late_rank(
+        self, blocked: int, expected: VerdictClass
+    ) -> None:
+        """Rank 4 is so late that the slow link 0 -> 1 costs nothing beside it, yet both ends wait for it."""
+        waits = {(1, peer, at): (70, 2) for at in (1, 2) for peer in (2 * at + 1, 2 * at + 2)}
+        waits |= {(1, 1, 0): (70, blocked), (1, 2, 0): (70, 3)}
+        evidence = SlowJob().add(1, ALL, late(4, 40.0)).evidence()
+        verdict = judge(replace(evidence, edges=both_ends(waits, comm=1)))
+        assert verdict.verdict_class is expected
+        late_rank = (RootKind.RANK, 4, None)
+        assert roots(verdict) == ([late_rank, (RootKind.LINK, 0, 1)] if blocked else [late_rank])
 
     @pytest.mark.parametrize(("receiver", "sender"), [(1, 3), (0, 2), (3, 1), (2, 0)])
     def test_tree_in_both_directions(self, receiver: int, sender: int) -> None:

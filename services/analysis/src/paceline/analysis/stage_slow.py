@@ -53,6 +53,8 @@ def slow(situation: Situation) -> Finding | None:
         if together is not None:
             return _unexplained(situation, key, keys, steady, together)
         if made is not False and (steady or (key.late_rank in own.guilty[:1] and not in_turn)):
+            if key.slow.distinct and not key.weak:
+                return _link(situation, key, keys, key.late_rank)
             return _late(situation, key, keys, key.late_rank, own)
         if transfer:
             return _link(situation, max(transfer, key=_cost), keys, None)
