@@ -35,7 +35,7 @@ class DetectorSettings(BaseSettings):
     finish_limit_s: Seconds = 600.0
     silence_s: Seconds = 10.0
     slow_theta: Annotated[float, Field(gt=1, le=1000)] = 3.0
-    slow_lag_floor_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 2.0  # lower bound; follows the step
+    slow_lag_floor_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 0.5  # lower bound; follows the step
     slow_persist_s: Seconds = 10.0
     tick_s: Seconds = 1.0
     snapshot_s: Seconds = 10.0

@@ -44,6 +44,7 @@ _ALL_ALIKE, _NOBODY = -1, -2
 # Lateness has half the noise of a duration in a small group, hence a smaller drift to be tolerated.
 _LATE = ChangePolicy(drift=0.65, limit=9.0, noise_min=0.05)
 _TOGETHER = ChangePolicy()
+_RISES = 0.3  # of the score of an alarm
 _LAG_STEP = np.float32(0.04)
 _Number = TypeVar("_Number", bound=np.generic)
 LastRanks = Callable[[Ints], Ints]  # communicator indices -> global rank that came last
@@ -251,7 +252,7 @@ class KeyTable:
         policy = self.policy
         base = np.maximum(self.base_ns[comm, key], 1.0)
         blind = max(policy.blind_lag_floor_ms, policy.lag_floor_ms) * 1e6
-        weighed = max(policy.strong_cost_share * weights.step_ns, policy.lag_floor_ms * 1e6)
+        weighed = max(policy.strong_cost_share * weights.step_ns, policy.round_floor_ms * 1e6)
         floor_ns = np.where(weights.known[comm], weighed, blind)
         self.ratio[comm, key] = np.where(measured, t_max / base, 0)
         beyond = measured & (t_max >= policy.theta * base)
@@ -287,9 +288,10 @@ class KeyTable:
         last_ranks: LastRanks,
     ) -> Ints:
         """Who came last in each round, _ALL_ALIKE or _NOBODY: only a lateness that matters counts."""
-        matters = np.maximum(
-            weights.floor_ns(comm, 0.5 * self.policy.cost_share), np.float32(self.policy.lag_floor_ms * 1e6)
-        )
+        # A small lateness is counted only where it has begun to rise: somebody is always the slowest.
+        rises = self.late.score[comm, key] >= _RISES * _LATE.limit
+        least_ms = np.where(rises, self.policy.lag_floor_ms, self.policy.round_floor_ms)
+        matters = np.maximum(weights.floor_ns(comm, 0.5 * self.policy.cost_share), least_ms * 1e6)
         together = (slow & ~lagging) | (self.together.score[comm, key] >= _TOGETHER.limit)
         # a slow transfer hides neither that somebody comes late as well, nor is it made of the usual lateness
         together &= lateness - self.late.mean[comm, key] < np.minimum(

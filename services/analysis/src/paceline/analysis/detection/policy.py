@@ -47,7 +47,8 @@ class SlowPolicy:
     repeat_k: int = 3  # slow rounds ...
     repeat_n: int = 5  # ... of the last so many complete kept rounds; as many normal ones end it
     base_rounds: int = 20  # Tbase = median of the first so many per-round minima
-    lag_floor_ms: float = 2.0  # lateness below this is scheduling noise, whatever else is known
+    lag_floor_ms: float = 0.5  # mean lateness below this is scheduling noise, whatever else is known
+    single_lag_floor_ms: float = 2.0  # ... and so is that of a single round
     blind_lag_floor_ms: float = 20.0  # the same while the duration of a step is unknown
     cost_share: float = 0.02  # lateness that costs less of a step is not worth a word
     strong_cost_share: float = 0.1  # ... and to be judged by single rounds it has to cost this
@@ -61,6 +62,11 @@ class SlowPolicy:
     persist_s: float = 10.0  # first slow round to signal
     refresh_weight: float = 0.05  # a normal round moves Tbase by so much of the difference
     idle_clear_s: float = 120.0  # no complete round of the key for so long ends it too
+
+    @property
+    def round_floor_ms(self) -> float:
+        """Lateness of a single round that is more than scheduling noise."""
+        return max(self.single_lag_floor_ms, self.lag_floor_ms)
 
 
 @dataclass(frozen=True)
