@@ -81,6 +81,38 @@ class TestFound:
         assert int(base["late_rank"]) == 5
         assert 1.0 < float(base["threshold"]) <= 3.0
 
+    @pytest.mark.parametrize("seed", range(3))
+    def test_less_than_two_milliseconds_of_a_short_step(self, stepped: Any, seed: int) -> None:
+        """What matters is measured in steps; the floor of single rounds does not hide it."""
+
+        def late(rng: random.Random, ranks: int) -> Sequence[float]:
+            values = list(even(0.02, step_s=0.04)(rng, ranks))
+            values[5] += 0.0028
+            return values
+
+        job = stepped(seed)
+        assert job.run(200, even(0.02, step_s=0.04)) == []
+        found = job.run(20, late, until=SLOW)
+        assert [decision.kind for _, decision in found] == [SLOW]
+        (base,) = job.rows(found[0][1])[RowKind.BASELINE]
+        assert int(base["late_rank"]) == 5
+        assert float(base["threshold"]) < 3
+
+    def test_long_steps_are_known_after_a_few(self, stepped: Any) -> None:
+        """Twelve steps of three seconds: a job is not blind for its first minute."""
+        job = stepped(3)
+        assert job.run(14, even(0.02, step_s=3.0)) == []
+
+        def late(rng: random.Random, ranks: int) -> Sequence[float]:
+            return [
+                value + (0.6 if rank == 2 else 0) for rank, value in enumerate(even(0.02, 3.0)(rng, ranks))
+            ]
+
+        number, decision = job.run(10, late, until=SLOW)[-1]
+        assert (decision.kind, number <= 8) == (SLOW, True)
+        (base,) = job.rows(decision)[RowKind.BASELINE]
+        assert int(base["late_rank"]) == 2
+
     @pytest.mark.parametrize("seed", range(5))
     def test_burst_of_eight_steps(self, stepped: Any, seed: int) -> None:
         job = stepped(seed)
@@ -146,6 +178,11 @@ class TestFound:
 class TestHealthy:
     def test_ten_percent_jitter(self, stepped: Any) -> None:
         assert stepped(11).run(1500, even(0.10)) == []
+
+    @pytest.mark.parametrize("noise", [0.03, 0.1])
+    def test_short_history_is_no_reason_to_raise(self, stepped: Any, noise: float) -> None:
+        for seed in range(20, 26):
+            assert stepped(seed).run(60, even(noise, step_s=3.0)) == []
 
     def test_pauses_for_garbage_collection(self, stepped: Any) -> None:
         def collecting(rng: random.Random, ranks: int) -> Sequence[float]:

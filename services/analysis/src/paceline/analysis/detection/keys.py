@@ -72,6 +72,11 @@ class Weights:
         floor = share * self.step_ns / np.maximum(self.rounds_per_step[comm], 1)
         return np.asarray(floor, np.float32)
 
+    def base_rounds(self, comm: Ints, policy: SlowPolicy) -> F32:
+        """Rounds from which the base line of a key of `comm` is made."""
+        rare = self.known[comm] & (self.rounds_per_step[comm] <= policy.rare_per_step)
+        return np.where(rare, policy.base_rounds_rare, policy.base_rounds).astype(np.float32)
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -169,11 +174,12 @@ class KeyTable:
         at = comm * KEYS_MAX + key  # one index array: half the time of two
         _flat(self.count)[at] = rounds.count[found]
         lag = t_max - t_min
-        measured = _flat(self.samples)[at] >= self.policy.base_rounds
+        measured = _flat(self.base_ns)[at] > 0
         slow, lagging = self._compare(comm, key, t_min, t_max, measured, weights)
         if learn:
             lateness = rounds.late[found]
-            trend = self._sum_up(comm, key, t_min, lateness, weights)
+            enough = weights.base_rounds(comm, self.policy)
+            trend = self._sum_up(comm, key, t_min, lateness, weights, enough)
             last = self._last(comm, key, t_min, lateness, slow, lagging, weights, last_ranks)
             cap = 3 * self.identity_limit
             _flat(self.suspect)[at], _flat(self.nats)[at] = identity(
@@ -183,7 +189,7 @@ class KeyTable:
             _flat(self.trend)[at] = trend
             slow |= measured & ((trend & (Trend.LATE | Trend.TOGETHER)) != 0)
             fresh = ~measured
-            self._learn(comm[fresh], key[fresh], t_min[fresh], lag[fresh])
+            self._learn(comm[fresh], key[fresh], t_min[fresh], lag[fresh], enough[fresh])
             normal = measured & ~slow & (_flat(self.late.score)[at] < 0.5 * _LATE.limit)
             self._refresh(comm[normal], key[normal], t_min[normal])
             noise = measured & (~slow | (_flat(self.nats)[at] < 0.5 * self.policy.identity_nats))
@@ -261,9 +267,9 @@ class KeyTable:
         everybody = beyond & (t_min >= policy.theta * base) & (t_min - base >= floor_ns)
         return lagging | everybody, lagging
 
-    def _sum_up(self, comm: Ints, key: Ints, t_min: F32, lateness: F32, weights: Weights) -> U8:
+    def _sum_up(self, comm: Ints, key: Ints, t_min: F32, lateness: F32, weights: Weights, enough: F32) -> U8:
         """Trend of each key by the sums of evidence."""
-        if not weights.known.any():
+        if weights.step_ns <= 0:
             return np.zeros(len(comm), np.uint8)  # nothing to weigh by, nothing to learn for
         extra = float(np.log(max(len(self.comms), 1)))
         at = (comm, key)
@@ -271,8 +277,8 @@ class KeyTable:
             weights.floor_ns(comm, self.policy.cost_share), np.float32(self.policy.lag_floor_ms * 1e6)
         )
         self.recent_ns[at] += np.float32(0.1) * (lateness - self.recent_ns[at])
-        late = self.late.observe(at, lateness, floor_ns, extra=extra)
-        together = self.together.observe(at, t_min, floor_ns, extra=extra)
+        late = self.late.observe(at, lateness, floor_ns, extra=extra, enough=enough)
+        together = self.together.observe(at, t_min, floor_ns, extra=extra, enough=enough)
         trend = np.where(late, int(Trend.LATE), 0) | np.where(together, int(Trend.TOGETHER), 0)
         return np.where(weights.known[comm], trend, 0).astype(np.uint8)
 
@@ -311,16 +317,17 @@ class KeyTable:
         is_constant &= self.late.mean[comm, key] >= np.maximum(floor_ns, self.policy.blind_lag_floor_ms * 1e6)
         return np.where(is_constant, int(Trend.CONSTANT), 0).astype(np.uint8)
 
-    def _learn(self, comm: Ints, key: Ints, t_min: F32, lag: F32) -> None:
+    def _learn(self, comm: Ints, key: Ints, t_min: F32, lag: F32, enough: F32) -> None:
         at = self.samples[comm, key].astype(np.int64)
         self.first_min[comm, key, at], self.first_lag[comm, key, at] = t_min, lag
         self.samples[comm, key] += np.uint32(1)
-        ready = at + 1 == self.policy.base_rounds
-        comm, key = comm[ready], key[ready]
-        if len(comm):
-            self.base_ns[comm, key] = np.median(self.first_min[comm, key], axis=1)
-            self.lag_ns[comm, key] = np.quantile(self.first_lag[comm, key], 0.9, axis=1)
-            self.first_min[comm, key] = self.first_lag[comm, key] = 0  # snapshots compress better
+        held = at + 1
+        for count in np.unique(held[held >= enough]):
+            ready = held == count
+            now = (comm[ready], key[ready])
+            self.base_ns[now] = np.median(self.first_min[now][:, :count], axis=1)
+            self.lag_ns[now] = np.quantile(self.first_lag[now][:, :count], 0.9, axis=1)
+            self.first_min[now] = self.first_lag[now] = 0  # snapshots compress better
 
     def _refresh(self, comm: Ints, key: Ints, t_min: F32) -> None:
         weight = np.float32(self.policy.refresh_weight)

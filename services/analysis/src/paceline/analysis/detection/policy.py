@@ -46,7 +46,9 @@ class SlowPolicy:
     theta: float = 3.0  # R = Tmax / Tbase; below it the warning band of keys whose steps are known
     repeat_k: int = 3  # slow rounds ...
     repeat_n: int = 5  # ... of the last so many complete kept rounds; as many normal ones end it
-    base_rounds: int = 20  # Tbase = median of the first so many per-round minima
+    base_rounds: int = 20  # Tbase = median of the first so many per-round minima ...
+    base_rounds_rare: int = 8  # ... or of these where they span as many steps:
+    rare_per_step: float = 4.0  # communicators with no more rounds in a step
     lag_floor_ms: float = 0.5  # mean lateness below this is scheduling noise, whatever else is known
     single_lag_floor_ms: float = 2.0  # ... and so is that of a single round
     blind_lag_floor_ms: float = 20.0  # the same while the duration of a step is unknown

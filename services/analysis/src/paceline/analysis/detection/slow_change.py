@@ -20,6 +20,7 @@ from paceline.analysis.detection.arrays import F32, Bools, Ints
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 At = tuple[Ints, ...]  # one index array per dimension; the entries are distinct
 _MAD_TO_SIGMA = 1.25  # of a normal distribution: sigma / mean absolute deviation
+_FEW = np.float32(4.5)  # below 20 values the noise may be underestimated by half
 _AGREES = 0.8  # how often a guilty rank comes last
 
 
@@ -50,12 +51,19 @@ class Changes:
         self.run: F32 = np.zeros(shape, np.float32)  # values since then
 
     def observe(
-        self, at: At, values: F32, matters: Floats | float = 0.0, weight: float = 1.0, extra: float = 0.0
+        self,
+        at: At,
+        values: F32,
+        matters: Floats | float = 0.0,
+        weight: float = 1.0,
+        extra: float = 0.0,
+        enough: F32 | None = None,
     ) -> Bools:
         """Take one value of each series of `at`; returns which are in alarm and have risen by `matters`.
 
         `weight`: each value is a mean over so many. `extra` raises the limit where many series are
-        watched at once (natural logarithm of their number).
+        watched at once (natural logarithm of their number). `enough`: values to learn from, of each
+        series; the policy's where it is None.
         """
         policy = self.policy
         flat = self._flat(at)  # one index array: half the time of two
@@ -64,7 +72,7 @@ class Changes:
             self._take("deviation", flat),
             self._take("samples", flat),
         )
-        ready = seen >= policy.base_values
+        ready = seen >= (policy.base_values if enough is None else enough)
         sigma = self._sigma(mean, deviation, seen)
         rise = values - mean
         counted = np.float32(np.sqrt(min(weight, policy.cap)))  # one sample stays weak whatever it averages
@@ -106,7 +114,8 @@ class Changes:
 
     def _sigma(self, mean: F32, deviation: F32, seen: F32) -> F32:
         """Noise of one value, wider while little is known."""
-        widening = 1 + 1 / np.sqrt(np.maximum(seen, np.float32(1)))
+        known = np.maximum(seen, np.float32(1))
+        widening = 1 + np.maximum(1 / np.sqrt(known), _FEW / known)
         floor = np.maximum(np.abs(mean) * np.float32(self.policy.noise_min), np.float32(1e-6))
         sigma: F32 = np.maximum(deviation * np.float32(_MAD_TO_SIGMA), floor) * widening
         return sigma

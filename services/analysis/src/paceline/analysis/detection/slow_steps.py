@@ -25,7 +25,7 @@ from paceline.contracts.batch import STEP_ROW, StepFlag
 PILOTS_MAX = 16  # ranks whose step marks are followed
 WINDOW_S = 10.0  # own time is a mean over so long ...
 WINDOW_STEPS = 5  # ... and so many steps
-_BASE_WINDOWS = 3
+BASE_S, BASE_STEPS_MIN = 20.0, 8  # the usual duration is learned for so long, and from so many values
 _ONE = (np.zeros(1, np.int64),)
 
 
@@ -102,7 +102,7 @@ class StepWatch:
             value = np.array([np.median(durations)], np.float32)
             # a rise that costs nothing is not worth a word
             matters = self.policy.step_rise_min * float(self.changes.mean[0])
-            over = bool(self.changes.observe(_ONE, value, matters, weight)[0])
+            over = bool(self.changes.observe(_ONE, value, matters, weight, enough=self._enough())[0])
             kept = self.alarm and float(self.changes.score[0]) >= 0.5 * self.changes.policy.limit
             self.alarm = over or kept
         self._count_rounds(members)
@@ -164,6 +164,12 @@ class StepWatch:
         if steps:
             self.step = float(np.median(steps))
         return found
+
+    def _enough(self) -> F32:
+        """Values to learn from: those of BASE_S, and never few."""
+        fitting = BASE_S * SECOND_NS / max(self.step_ns, 1.0)
+        values: F32 = np.clip([fitting], BASE_STEPS_MIN, self.changes.policy.base_values).astype(np.float32)
+        return values
 
     def _count_rounds(self, members: Members) -> None:
         """Rounds of each communicator in a step, from its first member's counter."""
