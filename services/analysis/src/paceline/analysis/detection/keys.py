@@ -295,7 +295,7 @@ class KeyTable:
     ) -> Ints:
         """Who came last in each round, _ALL_ALIKE or _NOBODY: only a lateness that matters counts."""
         # A small lateness is counted only where it has begun to rise: somebody is always the slowest.
-        rises = self.late.score[comm, key] >= _RISES * _LATE.limit
+        rises = _flat(self.late.score)[comm * KEYS_MAX + key] >= _RISES * _LATE.limit
         least_ms = np.where(rises, self.policy.lag_floor_ms, self.policy.round_floor_ms)
         matters = np.maximum(weights.floor_ns(comm, 0.5 * self.policy.cost_share), least_ms * 1e6)
         together = (slow & ~lagging) | (self.together.score[comm, key] >= _TOGETHER.limit)
