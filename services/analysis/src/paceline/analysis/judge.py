@@ -14,6 +14,7 @@ from paceline.analysis import (
     stage_init,
     stage_processes,
     stage_progress,
+    stage_silent,
     stage_slow,
     stage_unknown,
 )
@@ -66,7 +67,7 @@ STAGES: tuple[tuple[str, Stage], ...] = (
     ("arrived_late", stage_enter.arrived_late),
     ("cycle", stage_deadlock.cycle),
     ("lost_node", stage_processes.lost_node),
-    ("seen_through", stage_progress.seen_through),
+    ("seen_through", stage_silent.seen_through),
     ("open_send", stage_enter.open_send),
     ("delayed", stage_enter.delayed),
     ("bootstrap", stage_init.bootstrap),

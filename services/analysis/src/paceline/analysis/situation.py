@@ -156,6 +156,13 @@ class Situation:
         )
 
     @cached_property
+    def open_ends(self) -> Ints:
+        """Stalled operations that wait for no other one: what holds everything else."""
+        ends = self.stalled.copy()
+        ends[self.edges.source] = False
+        return np.flatnonzero(ends)
+
+    @cached_property
     def satisfied(self) -> Mask:
         """Stalled operations that everybody has entered and that wait behind no other one."""
         graph = self.graph

@@ -183,15 +183,16 @@ def _judge_calls(situation: Situation, op: int, calls: dict[int, _Call], number:
     )
     votes = Counter(call.signature for call in calls.values())
     winner, most = max(votes.items(), key=lambda item: (item[1], -item[0]))
-    odd = sorted(rank for rank, call in calls.items() if call.signature != winner)
+    odd = _others(calls, winner)
     unknown = len(situation.blind(op)) if here else len(evidence.members(op)) - len(calls)
-    siblings, sibling_winner = (0, 0)
-    decided = most > len(odd) + unknown
+    siblings, usual_call, decided = 0, False, most > len(odd) + unknown
     if not decided:
         siblings, sibling_winner = _sibling_vote(situation, op, votes, number)
         if siblings:
             winner, decided = sibling_winner, True
-            odd = sorted(rank for rank, call in calls.items() if call.signature != winner)
+            odd = _others(calls, winner)
+    if not decided:  # unreported members may all side with the others: what was called before decides
+        decided = usual_call = most > len(odd) and _is_usual(situation, op, votes, winner, number)
     usual = next(call for call in calls.values() if call.signature == winner)
     sub, words = _difference(situation, usual, calls[odd[0]])
     notes = [
@@ -206,6 +207,10 @@ def _judge_calls(situation: Situation, op: int, calls: dict[int, _Call], number:
     if siblings:
         notes.append(
             note("siblings", f"{siblings} rounds of equal groups agree with the majority", rounds=siblings)
+        )
+    if usual_call:
+        notes.append(
+            note("usual", "other rounds of this group agree with the majority, none with the others")
         )
     if not decided:
         return Finding(
@@ -231,10 +236,25 @@ def _judge_calls(situation: Situation, op: int, calls: dict[int, _Call], number:
         op,
         Owner.USER_CODE,
         Action(ActionKind.FIX_CODE, name_ranks(odd), "make every rank call the same operation"),
-        (0.8 if siblings else 0.97) * (1.0 if most >= 3 or siblings else 0.85) * (1.0 if here else 0.9),
+        (0.8 if siblings or usual_call else 0.97)
+        * (1.0 if most >= 3 or siblings else 0.85)
+        * (1.0 if here else 0.9),
         tuple(notes),
         operation=shown,
     )
+
+
+def _others(calls: dict[int, _Call], winner: int) -> list[int]:
+    return sorted(rank for rank, call in calls.items() if call.signature != winner)
+
+
+def _is_usual(situation: Situation, op: int, votes: Counter[int], winner: int, number: int) -> bool:
+    """Whether other recorded rounds of the communicator have the signature of the majority, and none has
+    another one of the `votes`."""
+    rows = situation.evidence.rounds
+    at = (rows["comm"] == situation.evidence.comm_ids[op]) & (rows["round"] > 0) & (rows["round"] != number)
+    called = {int(value) for value in np.unique(rows["signature"][at])}
+    return called & set(votes) == {winner}
 
 
 def _operation(situation: Situation, op: int, calls: dict[int, _Call], number: int) -> Operation:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.analysis.evidence import Ints
+from paceline.analysis.evidence import Ints, Mask
 from paceline.analysis.findings import (
     Finding,
     group_root,
@@ -25,7 +25,9 @@ def lazy_connect(situation: Situation) -> Finding | None:
     """The first round of a communicator, or the first message of a pair, that never completes although
     everybody has entered it. Connections are made then, so until `connect_age_s` nothing is wrong."""
     ops = np.flatnonzero(situation.satisfied)
-    first = ops[_is_first_use(situation, ops)]
+    first = ops[is_first_use(situation, ops)]
+    if len(first) == 0 and len(ops) == 0:
+        ops = first = _first_uses_with_unreported(situation)
     if len(first) == 0:
         return None
     later = np.setdiff1d(ops, first)
@@ -41,21 +43,23 @@ def lazy_connect(situation: Situation) -> Finding | None:
         ranks, name = [int(graph.pairs.rank[at]), int(graph.pairs.peer[at])], "pair"
     else:
         ranks, name = [int(rank) for rank in evidence.members(op)], evidence.comm_name(op)
+    blind = situation.blind(op)
+    unknown = f"; nothing is known of {name_ranks(blind)}" if len(blind) else ""
     return Finding(
         "lazy_connect",
         VerdictClass.INIT,
-        f"{plural(len(ranks), 'rank')} entered {phrase(situation, op)}, the first use, and it has not "
-        f"completed for {seconds(age_ms)}",
+        f"{plural(len(ranks) - len(blind), 'rank')} entered {phrase(situation, op)}, the first use, and it "
+        f"has not completed for {seconds(age_ms)}{unknown}",
         SubReason.LAZY_CONNECT,
         (group_root(evidence, ranks, name),),
         op,
         Owner.FABRIC,
         Action(ActionKind.COLLECT, name_ranks(ranks), "check interfaces, routes and firewalls between them"),
-        0.75,
+        0.75 if len(blind) == 0 else 0.6,
         (
             note(
                 "first_use",
-                "all have entered and nothing was ever completed here",
+                "all that are seen have entered and nothing was ever completed here",
                 threshold=f">= {situation.policy.connect_age_s:g} s",
                 head_age_ms=age_ms,
             ),
@@ -64,7 +68,17 @@ def lazy_connect(situation: Situation) -> Finding | None:
     )
 
 
-def _is_first_use(situation: Situation, ops: Ints) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+def _first_uses_with_unreported(situation: Situation) -> Ints:
+    """First rounds that all who are seen have entered, where nothing else stands still by itself. A
+    member without a report may not have entered; the group that is named contains it."""
+    ends = situation.open_ends
+    blind = situation.satisfied_but_blind
+    if len(ends) == 0 or not bool(blind[ends].all()) or not bool(is_first_use(situation, ends).all()):
+        return np.zeros(0, np.int64)
+    return ends
+
+
+def is_first_use(situation: Situation, ops: Ints) -> Mask:
     """Rounds number 1 that nobody has left, and pairs that never completed anything."""
     graph, evidence = situation.graph, situation.evidence
     answers = []
@@ -123,9 +137,7 @@ def bootstrap(situation: Situation) -> Finding | None:
     )
 
 
-def _all_wait(
-    situation: Situation, waiting: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], age_ms: int
-) -> Finding:
+def _all_wait(situation: Situation, waiting: Mask, age_ms: int) -> Finding:
     return Finding(
         "bootstrap_all",
         VerdictClass.INIT,

@@ -46,7 +46,7 @@ _COUNTS_WOULD_DECIDE = "send and receive counts of the members (not visible to t
 
 
 @dataclass(frozen=True)
-class _Narrow:
+class Narrow:
     """What is known of the place of one operation."""
 
     roots: tuple[Root, ...]
@@ -66,43 +66,11 @@ def no_progress(situation: Situation) -> Finding | None:
     ops = np.flatnonzero(situation.satisfied)
     if len(ops) == 0:
         return None
-    found = [(int(op), _narrow(situation, int(op))) for op in ops[: situation.policy.roots_max]]
-    return _finding(situation, found)
+    found = [(int(op), narrow_down(situation, int(op))) for op in ops[: situation.policy.roots_max]]
+    return stuck_finding(situation, found)
 
 
-def seen_through(situation: Situation) -> Finding | None:
-    """As `no_progress` for operations with members that nobody reported, where waits or counts show
-    the place all the same: the ranks beside a silent one tell whether it does its part."""
-    ops = np.flatnonzero(situation.satisfied_but_blind)
-    found = []
-    for op in ops[: situation.policy.roots_max]:
-        if op < situation.graph.pair_base:
-            narrow = _narrow(situation, int(op))
-            if narrow.is_exact:
-                found.append((int(op), narrow))
-    if not found:
-        return None
-    op, narrow = found[0]
-    if not narrow.unseen:
-        return _finding(situation, [entry for entry in found if not entry[1].unseen])
-    ranks = [root.rank for root in narrow.roots if root.rank is not None]
-    return Finding(
-        "silent_by_neighbours",
-        VerdictClass.H1,
-        f"{name_ranks(ranks)}, of which nothing is known, does not take part in {phrase(situation, op)}",
-        SubReason.MISSING_ENTER,
-        narrow.roots,
-        op,
-        Owner.UNKNOWN,
-        Action(ActionKind.COLLECT, name_ranks(ranks), "see whether the process and its agent run"),
-        0.6,
-        (_note(situation, op, narrow, 1),),
-        would_decide=f"a sample of {name_ranks(ranks)}",
-        settle_s=3.0,
-    )
-
-
-def _finding(situation: Situation, found: list[tuple[int, _Narrow]]) -> Finding:
+def stuck_finding(situation: Situation, found: list[tuple[int, Narrow]]) -> Finding:
     """One finding for all operations that stand still by themselves; the oldest is shown."""
     op = situation.oldest(np.array([op for op, _ in found], np.int64))
     narrow = next(each for at, each in found if at == op)
@@ -123,7 +91,7 @@ def _finding(situation: Situation, found: list[tuple[int, _Narrow]]) -> Finding:
         Owner.GPU if exact and not broken else Owner.FABRIC,
         _action(roots, name_ranks(ranks)),
         min(each.confidence for _, each in found),
-        (_note(situation, op, narrow, len(found)),),
+        (progress_note(situation, op, narrow, len(found)),),
         would_decide=narrow.would_decide,
     )
 
@@ -142,7 +110,7 @@ def _action(roots: tuple[Root, ...], target: str) -> Action:
     return Action(ActionKind.COLLECT, target, "collect stacks, kernel logs and link counters")
 
 
-def _note(situation: Situation, op: int, narrow: _Narrow, operations: int) -> Evidence:
+def progress_note(situation: Situation, op: int, narrow: Narrow, operations: int) -> Evidence:
     return note(
         "no_progress",
         f"all members entered with one signature; oldest wait {seconds(int(situation.graph.age_ms[op]))}",
@@ -162,13 +130,13 @@ def _size(situation: Situation, op: int) -> int:
     return len(situation.evidence.members(op))
 
 
-def _narrow(situation: Situation, op: int) -> _Narrow:
+def narrow_down(situation: Situation, op: int) -> Narrow:
     """Roots of one operation: where waits or counts show the place, else the smallest group."""
     evidence = situation.evidence
     if op >= situation.graph.pair_base:
         at = op - situation.graph.pair_base
         pair = [int(situation.graph.pairs.rank[at]), int(situation.graph.pairs.peer[at])]
-        return _Narrow((group_root(evidence, pair, "pair"),), SubReason.MISSING_EXIT, "group", 0.7)
+        return Narrow((group_root(evidence, pair, "pair"),), SubReason.MISSING_EXIT, "group", 0.7)
     part = slice(int(evidence.offsets[op]), int(evidence.offsets[op + 1]))
     members, inside = evidence.member_rank[part], situation.graph.collectives.inside[part]
     passed = situation.graph.collectives.passed[part]
@@ -176,21 +144,21 @@ def _narrow(situation: Situation, op: int) -> _Narrow:
     place = _place(situation, op, inside)
     if place is not None:
         return replace(_named(evidence, place, members), sub=sub)
-    if int(inside.sum()) == 1 and len(members) > 2 and passed.any():
+    if int(inside.sum()) == 1 and passed.any():
         roots = rank_roots(evidence, members[inside], 1)
-        return _Narrow(roots, sub, "last_inside", 0.75)
+        return Narrow(roots, sub, "last_inside", 0.75)
     name, among = evidence.comm_name(op), members
     row = evidence.state["function"][part][inside]
     if passed.any() and bool(np.isin(row, SYNCHRONISING).all()):
         among = members[inside]  # who has left did its part
     visible = bool(counts_visible(evidence, op).all())
     would = _WAITS_WOULD_DECIDE if visible else _COUNTS_WOULD_DECIDE
-    return _Narrow((group_root(evidence, among.tolist(), name),), sub, "group", 0.7, would_decide=would)
+    return Narrow((group_root(evidence, among.tolist(), name),), sub, "group", 0.7, would_decide=would)
 
 
 def _named(
     evidence: JobEvidence, place: Place, members: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> _Narrow:
+) -> Narrow:
     """Roots of a place inside a communicator."""
     ranks = [int(members[rank]) for rank in place.ranks]
     if place.links:
@@ -204,9 +172,9 @@ def _named(
             for tail, head in place.links
         )
         confidence = 0.8 if place.how == "delivers_nothing" else 0.9
-        return _Narrow(roots, SubReason.NONE, place.how, confidence)
+        return Narrow(roots, SubReason.NONE, place.how, confidence)
     confidence = 0.9 if place.how == "waits_for_nobody" else 0.8
-    return _Narrow(
+    return Narrow(
         rank_roots(evidence, ranks, len(ranks)), SubReason.NONE, place.how, confidence, unseen=place.unseen
     )
 
