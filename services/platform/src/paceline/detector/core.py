@@ -3,7 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from paceline.analysis.detection import Decision, DecisionKind, DetectionPolicy, JobBlock, Reason
 from paceline.contracts.batch import Batch, BatchFlag, BatchKind
@@ -25,8 +25,9 @@ _HEARTBEATS = {
 }
 
 
-@dataclass(frozen=True, order=True)
-class BlockKey:
+class BlockKey(NamedTuple):
+    """Which attempt of which job, and which part of its communicators."""
+
     job: str
     attempt: str
     shard: int
@@ -36,8 +37,7 @@ class BlockKey:
         return f"{self.job}:{self.attempt}:{self.shard}"
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A decoded record and where it stands in the log."""
 
     partition: int

@@ -12,6 +12,7 @@ the last, with everything committed. Without a group the consumer reads all part
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 from aiokafka.errors import KafkaError
@@ -201,10 +202,8 @@ class Consumer:
         session.note_handled(records)
         took_s = (self._clock.monotonic_ns() - started_ns) / 1e9
         observe("paceline.kafka.handle", took_s, topic=records[0].topic, group=self._label)
-        for topic in self._topics:
-            number = sum(record.topic == topic.name for record in records)
-            if number:
-                count("paceline.kafka.consumed", number, topic=topic.name, group=self._label)
+        for topic, number in Counter(record.topic for record in records).items():
+            count("paceline.kafka.consumed", number, topic=topic, group=self._label)
 
     async def _commit_sometimes(self, session: Session) -> None:
         now_ns = self._clock.monotonic_ns()

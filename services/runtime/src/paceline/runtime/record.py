@@ -1,6 +1,7 @@
 """One record as a handler sees it, and the word for a record that cannot be used."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.runtime.cloud_events import Header
 
@@ -13,9 +14,8 @@ class Partition:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One record; `value` is empty for a tombstone of a compacted topic."""
+class Record(NamedTuple):
+    """One record; `value` is empty for a tombstone of a compacted topic. A tuple: cheap to make."""
 
     topic: str
     partition: int

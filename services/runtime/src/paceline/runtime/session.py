@@ -134,7 +134,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 raw.offset,
                 raw.key,
                 raw.value or b"",
-                tuple(raw.headers),
+                raw.headers,
                 raw.timestamp,
             )
             for records in found.values()
@@ -143,12 +143,14 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def owned(self, records: Sequence[Record]) -> list[Record]:
         """Those of `records` whose partition is still ours; `lock` is held."""
-        return [record for record in records if Partition(record.topic, record.partition) in self._owned]
+        owned = {(part.topic, part.number) for part in self._owned}
+        return [record for record in records if (record.topic, record.partition) in owned]
 
     def note_handled(self, records: Sequence[Record]) -> None:
-        for record in records:
-            self._uncommitted[TopicPartition(record.topic, record.partition)] = record.offset + 1
-            self._resume[Partition(record.topic, record.partition)] = record.offset + 1
+        newest = {(record.topic, record.partition): record.offset for record in records}
+        for (topic, number), offset in newest.items():
+            self._uncommitted[TopicPartition(topic, number)] = offset + 1
+            self._resume[Partition(topic, number)] = offset + 1
 
     async def commit(self) -> None:
         """Commit handled positions; a failure is counted, the records come again."""
@@ -261,6 +263,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             max_partition_fetch_bytes=self._options.partition_fetch_bytes_max,
             fetch_max_bytes=self._options.fetch_bytes_max,
             fetch_max_wait_ms=500,
+            check_crcs=self._options.check_crcs,
         )
 
 

@@ -22,7 +22,7 @@ from paceline.analysis.detection.members import Members
 from paceline.analysis.detection.policy import DetectionPolicy
 from paceline.analysis.detection.processes import GONE, Mark, Processes
 from paceline.analysis.detection.reasons import Gate, Reason, Refusal
-from paceline.analysis.detection.senders import MISSED_MAX, Sender, only_kept
+from paceline.analysis.detection.senders import MISSED_MAX, Sender, join_rounds, only_kept
 from paceline.analysis.detection.slow import SlowWatch
 from paceline.analysis.detection.stall import StallView, Times, judge_stalls, may_stall
 from paceline.analysis.detection.suspicion import Suspicion
@@ -93,7 +93,8 @@ class JobBlock:
         """Take records in log order. Rows of one sender are applied sample by sample."""
         waves: list[list[Entry]] = []
         depth: dict[str, int] = {}
-        for batch, kept_only in zip(batches, only_kept(batches), strict=True):
+        rounds = join_rounds(batches)
+        for batch, kept_only in zip(batches, only_kept(batches, rounds), strict=True):
             sender = self._sender(batch.node)
             if sender is None:
                 self.refused[Refusal.NODES_FULL] += 1
@@ -118,7 +119,7 @@ class JobBlock:
             self.first_ns = self.first_ns or self.now_ns
             take_processes(self.processes, entries, self._rank_limit, self.now_ns, self.refused)
             take_members(self.members, entries, self._rank_limit, self.now_ns, self.refused)
-            self._apply_rounds(entries)
+            self._apply_rounds(entries, rounds if len(entries) == len(batches) else None)
 
     def _sender(self, node: str) -> Sender | None:
         sender = self.senders.get(node)
@@ -130,10 +131,10 @@ class JobBlock:
     def _rank_limit(self) -> int:
         return min(self.world_size or self.policy.bounds.ranks_max, self.policy.bounds.ranks_max)
 
-    def _apply_rounds(self, entries: list[Entry]) -> None:
-        tables = [rows for _, batch in entries if (rows := batch.rows.get(RowKind.ROUND)) is not None]
-        if tables:
-            self.slow.apply(join_rows(tables), self.members, self.now_ns, self._sent_positions(entries))
+    def _apply_rounds(self, entries: list[Entry], rounds: Rows | None) -> None:
+        rounds = join_rounds([batch for _, batch in entries]) if rounds is None else rounds
+        if len(rounds):
+            self.slow.apply(rounds, self.members, self.now_ns, self._sent_positions(entries))
         if self.slow.hot:
             self.slow.apply_edges([rows for _, batch in entries if len(rows := batch.table(RowKind.EDGE))])
 

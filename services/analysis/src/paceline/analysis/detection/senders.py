@@ -8,7 +8,7 @@ import numpy as np
 from paceline.analysis.detection.arrays import SECOND_NS, U32, Bools, Ints, Rows, join_rows
 from paceline.analysis.detection.edge_waits import with_recent_waits
 from paceline.analysis.detection.reasons import Refusal
-from paceline.contracts.batch import Batch, BatchFlag, RowKind
+from paceline.contracts.batch import ROUND_ROW, Batch, BatchFlag, RowKind
 from paceline.contracts.codes import OpState
 
 EXTRA_KINDS = (RowKind.PEER, RowKind.ROUND, RowKind.EDGE, RowKind.FRAME)
@@ -24,12 +24,17 @@ def is_evidence(rounds: Rows) -> Bools:
     return found
 
 
-def only_kept(batches: Sequence[Batch]) -> list[bool]:
-    """Whether the ROUND rows of each batch are completed kept rounds, all looked at together."""
-    tables = [batch.table(RowKind.ROUND) for batch in batches]
-    counts = np.array([len(table) for table in tables], np.int64)
+def join_rounds(batches: Sequence[Batch]) -> Rows:
+    """The ROUND rows of all batches, in order."""
+    tables = [rows for batch in batches if (rows := batch.rows.get(RowKind.ROUND)) is not None]
+    return join_rows(tables) if tables else np.zeros(0, ROUND_ROW)
+
+
+def only_kept(batches: Sequence[Batch], rounds: Rows) -> list[bool]:
+    """Whether the ROUND rows of each batch are completed kept rounds; `rounds` has those of all batches."""
+    counts = np.array([len(batch.rows.get(RowKind.ROUND, ())) for batch in batches], np.int64)
     ends = np.cumsum(counts)
-    found = np.append(0, np.cumsum(is_evidence(join_rows(tables)))) if len(tables) else np.zeros(1)
+    found = np.append(0, np.cumsum(is_evidence(rounds)))
     none = found[ends] == found[ends - counts]
     suspect = BatchFlag.SUSPECT.value
     return [
