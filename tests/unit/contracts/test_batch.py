@@ -55,6 +55,12 @@ def test_round_trip_keeps_every_field() -> None:
     assert len(decoded.table(RowKind.PEER)) == 0
 
 
+def test_strings_are_told_apart_by_their_lengths() -> None:
+    names = [("ab", "c"), ("a", "bc"), ("ab", "c")]
+    made = [encode_batch(replace(make_batch(), job=job, attempt=attempt)) for job, attempt in names]
+    assert [(batch.job, batch.attempt) for batch in map(decode_batch, made)] == names
+
+
 def test_golden_bytes_of_version_1_are_read_as_written() -> None:
     assert encode_batch(make_batch()) == GOLDEN.read_bytes()
     assert decode_batch(GOLDEN.read_bytes()).table(RowKind.STATE)["rank"].tolist() == [3, 5]

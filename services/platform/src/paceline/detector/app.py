@@ -9,9 +9,9 @@ from paceline.contracts.batch import BatchError, BatchKind, decode_batch, encode
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import HealthEvent, JobRecord
 from paceline.contracts.topics import DETECTOR_STATE, FRAMES, HEALTH, JOBS, SIGNALS
-from paceline.detector.core import BlockKey, DetectorCore, Forgotten, Output, Placed, Signal
+from paceline.detector.core import BlockKey, DetectorCore, Forgotten, Held, Output, Placed, Signal
 from paceline.detector.settings import DetectorSettings
-from paceline.detector.state import SnapshotShelf, StoredSnapshot, load_held
+from paceline.detector.state import SnapshotShelf, StoredSnapshot, load_held, packer
 from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.cloud_events import decode_event
@@ -30,6 +30,7 @@ APPLIED_AT_ONCE = 512  # records; their rows stay in the processor's cache, whic
 TICK_LOST_S = 5.0  # a tick that did not come back after so long is given up
 DURABLE_QUEUE_MAX = 4096  # waiting for Kafka: heartbeat events, and as many parts of snapshots
 FETCH_BYTES_MAX = 16 << 20  # of one partition: a backlog of a large job takes fewer round trips
+STATE_WRITERS = 4  # parts of a snapshot on their way at once: few enough to be through when we stop
 SHELF_WAIT_S = 20.0
 SIGNALS_WAITING_BYTES = 2 * SIGNAL_BYTES_MAX + (16 << 20)  # two signals of the largest job, cut or not
 log = get_logger(__name__)
@@ -95,7 +96,8 @@ class DetectorApp:
         self._tasks.spawn("detector-ticks", self._write_ticks())
         self._tasks.spawn("detector-snapshots", self._write_snapshots())
         self._tasks.spawn("detector-health", self._write_durable(self._health_queue))
-        self._tasks.spawn("detector-states", self._write_durable(self._state_queue))
+        for number in range(STATE_WRITERS):
+            self._tasks.spawn(f"detector-states-{number}", self._write_durable(self._state_queue))
 
     async def stop(self) -> None:
         """Hand over: the state is published when the frames are released."""
@@ -229,9 +231,19 @@ class DetectorApp:
     async def _write_snapshots(self) -> None:
         while True:
             await self.clock.sleep(self.settings.snapshot_s)
-            self._store(list(self.core.held))
+            for held in list(self.core.held.values()):
+                await self._store_beside(held)
             self._stored_ns = self.clock.monotonic_ns()
             self._expire(self.clock.unix_s() - self.settings.idle_job_s_max)
+
+    async def _store_beside(self, held: Held) -> None:
+        """Compress in a thread: the state of a large job takes longer than records may wait."""
+        if self.core.held.get(held.key) is not held:
+            return
+        parts = await asyncio.to_thread(packer(held, self.clock.unix_s()))
+        if self.core.held.get(held.key) is held:  # else it was released, with a newer snapshot
+            for record_key, value in self.shelf.keep(held.key.text, parts):
+                self._enqueue(Durable(state_key=record_key, state=value))
 
     def _store(self, keys: Sequence[BlockKey]) -> None:
         for key in keys:

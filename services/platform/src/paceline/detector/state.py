@@ -1,6 +1,7 @@
 """Snapshots of `paceline.detector-state.v1`: written by us, read whole, kept by record key."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -83,13 +84,10 @@ class SnapshotShelf:
 
     def put(self, held: Held, saved_unix_s: float) -> list[tuple[str, bytes | None]]:
         """Records to publish for `held`: its snapshot, and tombstones for chunks no longer needed."""
-        key = held.key.text
-        parts = pack_chunks(
-            dump_held(held),
-            snapshot_id=held.next_offset,
-            partition=held.partition,
-            saved_unix_s=saved_unix_s,
-        )
+        return self.keep(held.key.text, packer(held, saved_unix_s)())
+
+    def keep(self, key: str, parts: Sequence[bytes]) -> list[tuple[str, bytes | None]]:
+        """The same for a snapshot that is packed already."""
         records: list[tuple[str, bytes | None]] = [
             (f"{key}:{index}", part) for index, part in enumerate(parts)
         ]
@@ -133,6 +131,12 @@ class SnapshotShelf:
         stored = self._stored.pop(key, None)
         if stored is not None:
             self.size_bytes -= stored.size_bytes
+
+
+def packer(held: Held, saved_unix_s: float) -> Callable[[], list[bytes]]:
+    """A copy of `held` as it is now; calling it compresses the copy, which may happen in a thread."""
+    raw, snapshot_id, partition = dump_held(held), held.next_offset, held.partition
+    return lambda: pack_chunks(raw, snapshot_id=snapshot_id, partition=partition, saved_unix_s=saved_unix_s)
 
 
 def dump_held(held: Held) -> bytes:
