@@ -143,6 +143,21 @@ def test_both_at_once() -> None:
     assert [(root.kind, root.rank) for root in verdict.roots] == [(RootKind.RANK, 2), (RootKind.LINK, 5)]
 
 
+@pytest.mark.parametrize(("wait", "expected"), [(1700.0, VerdictClass.S1), (0.0, VerdictClass.S3)])
+def test_late_rank_on_busy_hosts_accuses_no_link_where_all_wait_alike(
+    wait: float, expected: VerdictClass
+) -> None:
+    """Hosts short of CPU slow every rank; where no waits are seen a link may do the same."""
+
+    def times(number: int, rank: int) -> tuple[float, float]:
+        return (2.5 if rank == 5 else 6.0, wait * (1 + 0.02 * rank))
+
+    verdict = judge(SlowJob().add(1, ALL, times).evidence())
+    assert verdict.verdict_class is expected
+    assert (verdict.roots[0].kind, verdict.roots[0].rank) == (RootKind.RANK, 5)
+    assert (len(verdict.roots) == 1) is (expected is VerdictClass.S1)
+
+
 def test_rotating_stragglers_replace_nobody() -> None:
     def times(number: int, rank: int) -> tuple[float, float]:
         return (1.0 if rank == number % WORLD else 5.0, 0.0)

@@ -53,11 +53,13 @@ class Slow:
     """Links as (sender, receiver), slowest first, or the ranks of the stretch that contains them.
 
     `distinct`: both ends of the link wait for it, and of no other link: it is slow whoever is late.
+    `even`: the waits of all members are seen, and no link stands out.
     """
 
     links: tuple[tuple[int, int], ...] = ()
     stretch: tuple[int, ...] = ()
     distinct: bool = False
+    even: bool = False
 
 
 NONE = Slow()
@@ -106,7 +108,7 @@ def _ring(waits: Waits, ranks: Ints, sources: Ints, lost_us: float) -> Slow:
     known = ~np.isnan(middle)
     best = float(np.nanmax(middle)) if known.any() else 0.0
     if best < _RISE_MIN * lost_us:
-        return _stretch(waits, ranks, sources, lost_us)
+        return Slow(even=True) if seen.all() else _stretch(waits, ranks, sources, lost_us)
     votes = Counter(np.nanargmax(rise[:, known], axis=1).tolist())
     first = int(np.flatnonzero(known)[votes.most_common(1)[0][0]])
     places = [first, *(int(at) for at in np.argsort(-np.where(known, middle, -np.inf)) if at != first)]

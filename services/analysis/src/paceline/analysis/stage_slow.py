@@ -7,6 +7,7 @@ its own decides where that is observed (docs/adr/0020-slow-without-clock-sync.md
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 
@@ -63,7 +64,13 @@ def slow(situation: Situation) -> Finding | None:
         return _rotating(situation, key, keys)
     if key.share <= policy.beta:
         return _link(situation, key, keys, None)
-    return _link(situation, key, keys, key.late_rank if key.is_steady(policy.slow_rounds_min) else None)
+    if not key.is_steady(policy.slow_rounds_min):
+        return _link(situation, key, keys, None)
+    if key.slow.even and own.explains(key.late_rank, key.lateness_us) is not False:
+        # Everybody slower beside a late rank, and no link waited for more than another: hosts short of CPU.
+        finding = _late(situation, key, keys, key.late_rank, own)
+        return replace(finding, confidence=finding.confidence * WEAK_CONFIDENCE)
+    return _link(situation, key, keys, key.late_rank)
 
 
 def _cost(key: SlowKey) -> float:
