@@ -4,6 +4,7 @@ import argparse
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,13 @@ from paceline.fleet import CommKind, FaultKind, ProfileName
 from paceline.lab.evaluation.bars import judge_bars
 from paceline.lab.evaluation.cases import TOPOLOGIES, Case, Coverage
 from paceline.lab.evaluation.commands import add
-from paceline.lab.evaluation.flight_dumps import FlightRecorder, dump_evidence, read_dumps
-from paceline.lab.evaluation.peers import read_fr_trace
+from paceline.lab.evaluation.flight_dumps import FlightRecorder
+from paceline.lab.evaluation.flight_evidence import dump_evidence, read_dumps
+from paceline.lab.evaluation.peer_nvrx import read_nvrx
+from paceline.lab.evaluation.peers import PeerRow, read_fr_trace
 from paceline.lab.evaluation.plan import Amount, all_cases, peer_cases
 from paceline.lab.evaluation.runner import Result, run_case
-from paceline.lab.evaluation.table import failures, render
+from paceline.lab.evaluation.table import failures, peer_lines, quiet_rows, render
 
 H1 = Case(FaultKind.MISSING_ENTER, "2x2x4", ProfileName.GLOO, 1)
 
@@ -48,6 +51,10 @@ def test_a_healthy_job_raises_nothing_for_as_long_as_it_was_asked_to_run() -> No
     result = result_of(Case(None, "2x2x4", ProfileName.NCCL1, 3, part="healthy", seconds=40))
     assert result.score.false_alarms == 0
     assert result.truth.verdict_class is VerdictClass.NONE
+    assert [(row.slice, row.jobs, row.alarms) for row in quiet_rows([result])] == [
+        ("all", 1, 0), ("topology 2x2x4", 1, 0), ("profile nccl1", 1, 0),
+    ]  # fmt: skip
+    assert "without a fault" in render([result], [], [])
     amount = Amount(1, 1, 1, 1, 40, ("2x2x4",), 0)
     bars = {bar.name: bar for bar in judge_bars([result], [], amount, short=False)}
     assert bars["healthy jobs"].met is False  # 40 s are not 24 h
@@ -93,18 +100,53 @@ def test_dumps_hold_only_data_and_show_a_rank_that_never_entered(tmp_path: Path)
     recorder = FlightRecorder(job)
     for second in range(30):
         job.tables(second)
-        recorder.note()
     recorder.write(tmp_path, 29.0)
     dumps = read_dumps(tmp_path)
     assert sorted(dumps) == list(range(TOPOLOGIES["2x2x4"].ranks))
     entries = dumps[0]["entries"]
     assert [entry["record_id"] for entry in entries] == list(range(len(entries)))
+    check_numbers(dumps[0])
+    assert not any(entry["is_p2p"] for entry in next(recorder.dumps(29.0, pairs=False))["entries"])
     verdict = judge(dump_evidence(dumps, 29.0))
     assert verdict.verdict_class is VerdictClass.H1
     assert {root.rank for root in verdict.roots} == job.truth().root_ranks
     (tmp_path / "rank_0").write_bytes(pickle.dumps(Path))
     with pytest.raises(pickle.UnpicklingError, match="plain data"):
         read_dumps(tmp_path)
+
+
+def check_numbers(dump: dict[str, Any]) -> None:
+    """As in real dumps: each group counts its own operations, sends and receives apart."""
+    for local, name in enumerate(dump["pg_config"]):
+        mine = [entry for entry in dump["entries"] if entry["process_group"][0] == name]
+        numbers = [entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"] for entry in mine]
+        assert numbers == list(range(1, len(mine) + 1))
+        assert {entry["pg_id"] for entry in mine} == {local}
+        status = dump["pg_status"][str(local)]
+        assert status["last_enqueued_collective"] == len(mine)
+        assert status["last_completed_collective"] == sum(entry["retired"] for entry in mine)
+    pairs = [entry for entry in dump["entries"] if entry["is_p2p"]]
+    assert {entry["profiling_name"] for entry in pairs} == {"nccl:send 0->1", "nccl:recv 0<-1"}
+
+
+def test_nvrx_is_read_by_the_last_column_of_its_table() -> None:
+    table = (
+        "PGID   | Process Group Desc | Op Type    | Size | Dtype | Missing Ranks\n"
+        "9      | TENSOR,0           | nccl:x     | 8    | Float | 3,4\n"
+        "12     | DATA,1             | nccl:y     | 8    | Float | 4\n"
+    )
+    assert read_nvrx(table + "INFO\n" + table) == ((3, 4), 2, (3, 4))
+    assert read_nvrx("PGID | Missing\n1 | 2\n") == ((), 0, ())
+
+
+def test_each_tool_has_a_line_of_how_often_it_is_right() -> None:
+    rows = [
+        PeerRow("H1", (3,), "paceline", (3,), 1, (3,), 0.1),
+        PeerRow("H1", (3,), "fr_trace", (1, 2, 3), 2, (1, 2), 0.1),
+    ]
+    text = "\n".join(peer_lines(rows))
+    assert "paceline: exact in 1 of 1, the injected among the named in 1, the first line right in 1" in text
+    assert "fr_trace: exact in 0 of 1, the injected among the named in 1, the first line right in 0" in text
 
 
 def test_fr_trace_is_read_line_by_line() -> None:

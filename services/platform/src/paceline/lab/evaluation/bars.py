@@ -136,7 +136,7 @@ def _time_bar(corpus: Sequence[Result]) -> Bar:
     if not times:
         return Bar(name, bar, "not run", None)
     p90_s = times[min(len(times) - 1, int(0.9 * len(times)))]
-    figure = f"{p90_s:.1f} s, median {times[len(times) // 2]:.1f} s, worst {times[-1]:.1f} s"
+    figure = f"{p90_s:.1f} s, median {times[len(times) // 2]:.1f} s, worst {times[-1]:.1f} s, n {len(times)}"
     return Bar(name, bar, figure, p90_s <= VERDICT_S_MAX)
 
 
@@ -149,7 +149,7 @@ def _healthy_bar(runs: Sequence[Result], amount: Amount, *, short: bool) -> Bar:
     if not runs:
         return Bar(name, bar, "not run", None)
     least = min(hours.get(topology, 0.0) for topology in amount.topologies)
-    figure = f"{alarms} in {sum(hours.values()):.1f} h, at least {least:.2f} h per topology"
+    figure = f"{alarms} in {sum(hours.values()):.1f} h, n {len(runs)}, at least {least:.2f} h per topology"
     return Bar(name, bar, figure, alarms == 0 and (short or least >= HEALTHY_HOURS))
 
 
@@ -177,14 +177,15 @@ def _named_bar(results: Iterable[Result], label: str) -> Bar:
 
 def _dumps_bar(peers: Sequence[PeerRow]) -> Bar:
     """Flight Recorder shows no progress inside an operation: of H3 only the group can be named."""
-    ours, theirs = ([r for r in peers if r.tool == tool] for tool in ("paceline", "fr_trace"))
+    ours = [row for row in peers if row.tool == "paceline"]
     name, bar = "the same jobs as Flight Recorder dumps", "exactly what the dumps can show"
     if not ours:
         return Bar(name, bar, "not run", None)
     right = sum(row.is_exact for row in ours)
     figure = f"{right} of {len(ours)}"
-    if theirs:
-        figure += f"; fr_trace {sum(row.is_exact for row in theirs)} of {len(theirs)}"
+    for tool in dict.fromkeys(row.tool for row in peers if row.tool != "paceline"):
+        theirs = [row for row in peers if row.tool == tool]
+        figure += f"; {tool} {sum(row.is_exact for row in theirs)} of {len(theirs)}"
     return Bar(name, bar, figure, right == len(ours))
 
 

@@ -1,203 +1,172 @@
-"""A simulated job as PyTorch Flight Recorder dumps (format 2.10), and the evidence that is in them.
+"""A simulated job as PyTorch Flight Recorder dumps, format 2.10.
 
 One pickle per rank, as `ProcessGroupNCCL` writes it on a timeout with default settings: states are
-scheduled or completed, sends and receives are left out because fr_trace matches them against whole
-groups. Nothing was overwritten in the ring, which is the best case for any analyser.
+scheduled or completed; process groups have numbers for names and a description that many of them
+share; sends and receives have a sequence of their own, place in the pipeline group instead of rank,
+and are not coalesced (entries of real Megatron dumps look so). Nothing was overwritten in the ring,
+which is the best case for any analyser.
 """
 
 import pickle
 from collections.abc import Iterator
-from hashlib import blake2b
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from paceline.analysis import JobEvidence, build_evidence
-from paceline.contracts.batch import ROUND_ROW, STATE_ROW, Batch, BatchKind, RowKind
-from paceline.contracts.codes import DType, FrameFlag, Function, OpKind, OpState, Source
-from paceline.contracts.ids import communicator_id, format_communicator, format_ranks
-from paceline.contracts.registry import CommunicatorRecord
+from paceline.contracts.codes import DType, Function
 from paceline.fleet import CommKind, FleetJob
-from paceline.fleet.history import Op
+from paceline.fleet.history import Op, PairOp
 from paceline.fleet.layout import Groups
 
 PREFIX = "rank_"
 VERSION = "2.10"
+DESCRIPTIONS = {
+    CommKind.WORLD: "default_pg",
+    CommKind.TP: "TENSOR_MODEL_PARALLEL_GROUP",
+    CommKind.CP: "CONTEXT_PARALLEL_GROUP",
+    CommKind.EP: "EXPERT_MODEL_PARALLEL_GROUP",
+    CommKind.DP: "DATA_PARALLEL_GROUP",
+    CommKind.PP: "PIPELINE_MODEL_PARALLEL_GROUP",
+}
+DTYPES = {DType.FLOAT32: "Float", DType.FLOAT64: "Double", DType.FLOAT16: "Half", DType.BFLOAT16: "BFloat16"}
+DTYPES |= {DType.INT64: "Long", DType.INT32: "Int"}
 _TIMEOUT_MS = 600_000
-_NAMES = {DType.FLOAT32: "Float", DType.FLOAT64: "Double", DType.FLOAT16: "Half", DType.BFLOAT16: "BFloat16"}
-_NAMES |= {DType.INT64: "Long", DType.INT32: "Int"}
-_TYPES = {name: code for code, name in _NAMES.items()}
 Dump = dict[str, Any]  # as pickled by torch
 
 
 class FlightRecorder:
-    """Remembers every collective of a job; call `note` after each second of it."""
+    """Remembers every operation of a job, from the moment it is made."""
 
     def __init__(self, job: FleetJob) -> None:
         self._job = job
-        self._ops: dict[int, tuple[CommKind, Op]] = {}
+        self._made: dict[CommKind, list[Op]] = {}
+        for kind, history in job.engine.histories.items():
+            history.made = self._made[kind] = []
+        self._pairs: list[PairOp] = []
+        job.engine.pairs.made = self._pairs
 
-    def note(self) -> None:
-        for kind, history in self._job.engine.histories.items():
-            for op in history.ops:
-                self._ops.setdefault(id(op), (kind, op))
-
-    def dumps(self, at_s: float) -> Iterator[Dump]:
-        """What each rank has recorded at `at_s`, in rank order."""
+    def dumps(self, at_s: float, *, pairs: bool = True) -> Iterator[Dump]:
+        """What each rank has recorded at `at_s`, in rank order; without sends and receives if not `pairs`."""
         topology = self._job.topology
-        kinds = [kind for kind in topology.kinds if kind is not CommKind.PP]
+        names = _names(topology.groups)
         ops: list[list[tuple[CommKind, Op]]] = [[] for _ in range(topology.pp)]
-        for kind, op in self._ops.values():
-            for stage in op.stages:
-                ops[int(stage)].append((kind, op))
+        for kind, made in self._made.items():
+            for op in made:
+                for stage in op.stages:
+                    ops[int(stage)].append((kind, op))
+        posted = [[op for op in self._pairs if pairs and op.stage == stage] for stage in range(topology.pp)]
         for rank in range(topology.ranks):
             stage, place = divmod(rank, topology.stage_ranks)
-            entries = [
-                entry
+            found = [
+                (issue, kind, entry)
                 for kind, op in ops[stage]
-                if (entry := _entry(op, topology.groups[kind], stage, place, rank, at_s)) is not None
+                for issue, entry in _collective(op, topology.groups[kind], stage, place, rank, at_s)
             ]
-            entries.sort(key=lambda entry: int(entry["op_id"]))
-            for number, entry in enumerate(entries):
-                entry["record_id"] = number
-            groups = [topology.groups[kind] for kind in kinds]
-            yield {
-                "version": VERSION,
-                "comm_lib_version": "2.27.5",
-                "pg_config": {_name(each, rank): _config(each, rank) for each in groups},
-                "pg_status": {},
-                "entries": entries,
-            }
+            found += [
+                (issue, CommKind.PP, entry) for op in posted[stage] for issue, entry in _pair(op, place, at_s)
+            ]
+            found.sort(key=itemgetter(0))
+            yield _dump(topology.groups, names, rank, [(kind, entry) for _, kind, entry in found])
 
-    def write(self, folder: Path, at_s: float) -> None:
+    def write(self, folder: Path, at_s: float, *, pairs: bool = True) -> None:
         """One file per rank: `rank_N`."""
-        for rank, dump in enumerate(self.dumps(at_s)):
+        for rank, dump in enumerate(self.dumps(at_s, pairs=pairs)):
             (folder / f"{PREFIX}{rank}").write_bytes(pickle.dumps(dump))
 
 
-def _name(groups: Groups, rank: int) -> str:
-    return groups.names[int(groups.comm_of[rank])]
+def _names(groups: dict[CommKind, Groups]) -> dict[CommKind, int]:
+    """Number of the first group of each kind: torch counts groups in the order of their creation."""
+    first, found = 0, {}
+    for kind, each in groups.items():
+        found[kind] = first
+        first += len(each.members)
+    return found
 
 
-def _config(groups: Groups, rank: int) -> dict[str, str]:
-    members = groups.members[int(groups.comm_of[rank])]
-    return {"name": _name(groups, rank), "desc": _name(groups, rank), "ranks": str(members.tolist())}
+def _dump(
+    groups: dict[CommKind, Groups], names: dict[CommKind, int], rank: int, made: list[tuple[CommKind, Dump]]
+) -> Dump:
+    """The pickle of one rank; numbers what is numbered per process and per group."""
+    mine = {kind: str(names[kind] + int(each.comm_of[rank])) for kind, each in groups.items()}
+    local = {kind: index for index, kind in enumerate(groups)}
+    pair_seq = 0
+    status = {
+        str(index): {"last_enqueued_collective": -1, "last_started_collective": -1,
+                     "last_completed_collective": -1}
+        for index in local.values()
+    }  # fmt: skip
+    for number, (kind, entry) in enumerate(made):
+        entry["record_id"], entry["pg_id"] = number, local[kind]
+        entry["process_group"] = (mine[kind], DESCRIPTIONS[kind])
+        if entry["is_p2p"]:
+            pair_seq += 1
+            entry["p2p_seq_id"] = pair_seq
+        entry["op_id"] = entry["collective_seq_id"] + entry["p2p_seq_id"]
+        newest = entry["p2p_seq_id"] or entry["collective_seq_id"]
+        status[str(local[kind])]["last_enqueued_collective"] = newest
+        if entry["state"] == "completed":
+            status[str(local[kind])]["last_completed_collective"] = newest
+    return {
+        "version": VERSION,
+        "comm_lib_version": "2.27.5",
+        "pg_config": {
+            mine[kind]: {
+                "name": mine[kind],
+                "desc": DESCRIPTIONS[kind],
+                "ranks": str(each.members[int(each.comm_of[rank])].tolist()),
+            }
+            for kind, each in groups.items()
+        },
+        "pg_status": status,
+        "entries": [entry for _, entry in made],
+    }
 
 
-def _entry(op: Op, groups: Groups, stage: int, place: int, rank: int, at_s: float) -> Dump | None:
+def _collective(
+    op: Op, groups: Groups, stage: int, place: int, rank: int, at_s: float
+) -> Iterator[tuple[int, Dump]]:
+    """(issue, entry), where the rank has made the call."""
     row = op.row(stage)
     if not op.enter[row, place] <= at_s:
-        return None
+        return
     call = op.exceptions.get(rank, op.call)
-    done = bool(op.complete[row, place] <= at_s)
-    many, types = call.count * groups.size, [_NAMES[call.dtype]]
+    many = call.count * groups.size
+    done = float(op.complete[row, place]) if op.complete[row, place] <= at_s else None
     sizes_in = [[many if call.function is Function.REDUCE_SCATTER else call.count]]
     sizes_out = [[many if call.function is Function.ALL_GATHER else call.count]]
-    name = _name(groups, rank)
+    entry = _entry(f"nccl:{call.function.name.lower()}", sizes_in, sizes_out, call.dtype)
+    entry |= {"collective_seq_id": int(op.numbers[row]), "p2p_seq_id": 0, "is_p2p": False}
+    _put_times(entry, float(op.enter[row, place]), done)
+    yield op.reissued.get(rank, int(op.issues[row])), entry
+
+
+def _pair(op: PairOp, place: int, at_s: float) -> Iterator[tuple[int, Dump]]:
+    """The same of a send or a receive; ranks are places in the pipeline group."""
+    if not op.enter[place] <= at_s:
+        return
+    done = float(op.complete[place]) if op.complete[place] <= at_s else None
+    name = f"nccl:send {op.stage}->{op.peer}" if op.sends else f"nccl:recv {op.stage}<-{op.peer}"
+    entry = _entry(name, [[op.count]], [[op.count]], DType.BFLOAT16)
+    entry |= {"collective_seq_id": 0, "p2p_seq_id": 0, "is_p2p": True}
+    _put_times(entry, float(op.enter[place]), done)
+    yield op.issue, entry
+
+
+def _entry(name: str, sizes_in: list[list[int]], sizes_out: list[list[int]], dtype: DType) -> Dump:
     return {
-        "record_id": 0,
-        "pg_id": 0,
-        "process_group": (name, name),
-        "collective_seq_id": int(op.numbers[row]),
-        "p2p_seq_id": 0,
-        "op_id": op.reissued.get(rank, int(op.issues[row])),
-        "profiling_name": f"nccl:{call.function.name.lower()}",
-        "time_created_ns": int(op.enter[row, place] * 1e9),
+        "profiling_name": name,
         "input_sizes": sizes_in,
-        "input_dtypes": types,
+        "input_dtypes": [DTYPES[dtype]],
         "output_sizes": sizes_out,
-        "output_dtypes": types,
-        "state": "completed" if done else "scheduled",
-        "time_discovered_started_ns": None,
-        "time_discovered_completed_ns": int(op.complete[row, place] * 1e9) if done else None,
-        "retired": done,
+        "output_dtypes": [DTYPES[dtype]],
         "timeout_ms": _TIMEOUT_MS,
-        "is_p2p": False,
         "frames": [],
     }
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> object:
-        raise pickle.UnpicklingError(f"a dump is plain data, {module}.{name} is not")
-
-
-def read_dumps(folder: Path) -> dict[int, Dump]:
-    """Dumps of a folder by rank; UnpicklingError for a file that is more than data."""
-    found: dict[int, Dump] = {}
-    for path in sorted(folder.glob(f"{PREFIX}*")):
-        with path.open("rb") as file:
-            found[int(path.name.removeprefix(PREFIX))] = _PlainUnpickler(file).load()
-    return found
-
-
-def dump_evidence(dumps: dict[int, Dump], at_s: float) -> JobEvidence:
-    """What the dumps show, as the analysis takes it; nothing but the dumps is used."""
-    groups: dict[str, list[int]] = {}
-    states, rounds = [], []
-    for rank, dump in dumps.items():
-        for name, config in dump["pg_config"].items():
-            groups[name] = [int(member) for member in config["ranks"].strip("[]").split(",")]
-        for name in dump["pg_config"]:
-            mine = [entry for entry in dump["entries"] if entry["process_group"][0] == name]
-            states.append(_state_row(rank, name, groups[name], mine, at_s))
-            rounds += [_round_row(rank, name, groups[name], e, at_s) for e in mine if _is_open(e)]
-    rows = {RowKind.STATE: np.concatenate(states)}
-    if rounds:
-        rows[RowKind.ROUND] = np.concatenate(rounds)
-    batch = Batch(BatchKind.STALLED, "dumps", "a1", "dumps", 0, 1, 1, 1, 1, rows)
-    records = [
-        CommunicatorRecord(
-            "dumps", "a1", format_communicator(communicator_id(name, ranks)), name, format_ranks(ranks),
-            0, 0, "nccl", name.split("_")[0],
-        )
-        for name, ranks in groups.items()
-    ]  # fmt: skip
-    return build_evidence([batch], None, [], records, [], job_id="dumps", attempt="a1")
-
-
-def _is_open(entry: Dump) -> bool:
-    return bool(entry["state"] != "completed")
-
-
-def _state_row(rank: int, name: str, ranks: list[int], mine: list[Dump], at_s: float) -> Any:
-    row = np.zeros(1, STATE_ROW)
-    row["comm"], row["rank"], row["comm_rank"] = communicator_id(name, ranks), rank, ranks.index(rank)
-    row["peer"], row["flags"], row["sources"] = -1, FrameFlag.COUNTS_UNOBSERVABLE, Source.TORCH_HOOK
-    row["entered"] = len(mine)
-    row["completed"] = sum(not _is_open(entry) for entry in mine)
-    newest_s = max((entry["time_created_ns"] for entry in mine), default=0) / 1e9
-    row["idle_ms"] = int((at_s - newest_s) * 1000)
-    head = next((entry for entry in mine if _is_open(entry)), None)
-    shown = head or (mine[-1] if mine else None)
-    if shown is not None:
-        row["function"], row["dtype"] = _function(shown), _TYPES[shown["input_dtypes"][0]]
-        row["state"] = OpState.COMPLETED if head is None else OpState.ENTERED
-    if head is not None:
-        row["head_round"], row["head_issue"] = head["collective_seq_id"], head["record_id"] + 1
-        row["head_signature"] = _signature(head)
-        row["head_age_ms"] = int(at_s * 1000 - head["time_created_ns"] / 1e6)
-        row["open_ops"] = sum(_is_open(entry) for entry in mine)
-    return row
-
-
-def _round_row(rank: int, name: str, ranks: list[int], entry: Dump, at_s: float) -> Any:
-    row = np.zeros(1, ROUND_ROW)
-    row["comm"], row["rank"], row["comm_rank"] = communicator_id(name, ranks), rank, ranks.index(rank)
-    row["round"], row["issue"] = entry["collective_seq_id"], entry["record_id"] + 1
-    row["signature"], row["count"] = _signature(entry), entry["input_sizes"][0][0]
-    row["function"], row["dtype"] = _function(entry), _TYPES[entry["input_dtypes"][0]]
-    row["kind"], row["state"], row["level"], row["peer"] = OpKind.COLLECTIVE, OpState.ENTERED, 255, -1
-    row["age_ms"] = int(at_s * 1000 - entry["time_created_ns"] / 1e6)
-    row["flags"] = FrameFlag.COUNTS_UNOBSERVABLE
-    return row
-
-
-def _function(entry: Dump) -> Function:
-    return Function[str(entry["profiling_name"]).split(":")[1].upper()]
-
-
-def _signature(entry: Dump) -> int:
-    text = f"{entry['profiling_name']}|{entry['input_sizes']}|{entry['input_dtypes']}"
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") | 1
+def _put_times(entry: Dump, enter_s: float, done_s: float | None) -> None:
+    entry["time_created_ns"] = int(enter_s * 1e9)
+    entry["state"] = "scheduled" if done_s is None else "completed"
+    entry["time_discovered_started_ns"] = None
+    entry["time_discovered_completed_ns"] = None if done_s is None else int(done_s * 1e9)
+    entry["retired"] = done_s is not None

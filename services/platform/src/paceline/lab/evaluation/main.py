@@ -16,7 +16,7 @@ from paceline.lab.evaluation.peers import PeerRow, compare_tools
 from paceline.lab.evaluation.plan import Amount, all_cases, peer_cases
 from paceline.lab.evaluation.records import RecordError, Records
 from paceline.lab.evaluation.runner import Result
-from paceline.lab.evaluation.table import describe, failures, make_rows, peer_lines, render
+from paceline.lab.evaluation.table import describe, failures, make_rows, peer_lines, quiet_rows, render
 
 INTERRUPTED = 130
 
@@ -80,6 +80,7 @@ def as_data(results: Sequence[Result], peers: Sequence[PeerRow], bars: Sequence[
     return {
         "jobs": len(results),
         "rows": [asdict(row) for row in make_rows(results)],
+        "healthy": [asdict(row) for row in quiet_rows(results)],
         "peers": [asdict(row) for row in peers],
         "failures": [describe(result) for result in failures(results)],
         "bars": [asdict(bar) for bar in bars],

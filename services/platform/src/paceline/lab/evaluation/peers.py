@@ -1,4 +1,4 @@
-"""PyTorch's fr_trace on the same jobs, side by side, where torch is installed."""
+"""PyTorch's fr_trace and NVRx's analyser on the same jobs, side by side, where they are installed."""
 
 import importlib.util
 import re
@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,20 @@ from paceline.analysis.judge import judge
 from paceline.contracts.verdicts import RootKind, Verdict, VerdictClass
 from paceline.fleet import FleetJob
 from paceline.lab.evaluation.cases import Case
-from paceline.lab.evaluation.flight_dumps import PREFIX, FlightRecorder, dump_evidence, read_dumps
+from paceline.lab.evaluation.flight_dumps import PREFIX, FlightRecorder
+from paceline.lab.evaluation.flight_evidence import dump_evidence, read_dumps
+from paceline.lab.evaluation.peer_nvrx import (
+    Named,
+    has_nvrx,
+    named_sets,
+    nvrx_command,
+    read_nvrx,
+    why_no_nvrx,
+)
 
 HUNG_S = 20  # seconds after the fault at which the dumps are taken
 FR_TRACE = "torch.distributed.flight_recorder.fr_trace"
+FEWER = "fr_trace no p2p"
 LIMIT_S = 300
 _CULPRIT = re.compile(r"[Cc]ulprit rank (\d+)")
 _MISSING = re.compile(r"missing[ _]ranks[^{]*\{([0-9, ]+)\}")
@@ -55,34 +65,43 @@ def has_fr_trace() -> bool:
 
 def peer_tools() -> tuple[str, ...]:
     """Names of the analysers that are run, ours first."""
-    return ("paceline", "fr_trace") if has_fr_trace() else ("paceline",)
+    fr_trace = ("fr_trace", FEWER) if has_fr_trace() else ()
+    return ("paceline", *fr_trace, *(("nvrx",) if has_nvrx() else ()))
 
 
 def missing_peers() -> list[str]:
     """Analysers that this Python cannot run, as sentences."""
     notes = [] if has_fr_trace() else ["fr_trace was not run: torch is not installed"]
-    if importlib.util.find_spec("nvidia_resiliency_ext") is None:
-        return [*notes, "NVRx's analyser was not run: nvidia-resiliency-ext is not installed"]
-    return [*notes, "NVRx's analyser was not run: reading its answer is not built"]
+    reason = why_no_nvrx()
+    return [*notes, f"NVRx's analyser was not run: {reason}"] if reason else notes
 
 
 def compare_tools(cases: Iterable[Case]) -> Iterator[PeerRow]:
-    """Each case once as dumps: this analysis, then fr_trace, on the same files."""
+    """Each case once as dumps, on the same files: this analysis, then the peers that there are.
+
+    fr_trace gets them a second time without sends and receives, which it matches against whole groups.
+    """
     for case in cases:
         job = case.make_job()
         recorder = FlightRecorder(job)
         at_s = int(case.draw()[0].at_s) + HUNG_S if case.kind is not None else HUNG_S
         for second in range(at_s + 1):
             job.tables(second)
-            recorder.note()
         injected = _visible(job)
         label = case.part.removeprefix("named ")
         with tempfile.TemporaryDirectory(prefix="paceline-dumps-") as text:
-            folder = Path(text)
+            folder, fewer = Path(text) / "all", Path(text) / "fewer"
+            folder.mkdir()
             recorder.write(folder, float(at_s))
             yield _ours(label, injected, folder, float(at_s))
+            if has_nvrx():
+                yield _theirs(label, injected, "nvrx", nvrx_command(folder, f"{PREFIX}*"), read_nvrx)
             if has_fr_trace():
-                yield _fr_trace(label, injected, folder)
+                fewer.mkdir()
+                recorder.write(fewer, float(at_s), pairs=False)
+                for tool, where in (("fr_trace", folder), (FEWER, fewer)):
+                    words = [sys.executable, "-m", FR_TRACE, str(where), "-p", PREFIX]
+                    yield _theirs(label, injected, tool, words, read_fr_trace)
 
 
 def _visible(job: FleetJob) -> tuple[int, ...]:
@@ -115,26 +134,27 @@ def _named(verdict: Verdict) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _fr_trace(label: str, injected: tuple[int, ...], folder: Path) -> PeerRow:
+def _theirs(
+    label: str, injected: tuple[int, ...], tool: str, words: Sequence[str], read: Callable[[str], Named]
+) -> PeerRow:
+    """One run of a peer; what it says on both streams is read by `read`."""
     started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", FR_TRACE, str(folder), "-p", PREFIX],
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return PeerRow(label, injected, tool, (), 0, (), LIMIT_S, f"not done after {LIMIT_S} s")
     seconds = time.perf_counter() - started
-    note = (
-        "" if done.returncode == 0 else f"status {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
-    )
-    return PeerRow(label, injected, "fr_trace", *read_fr_trace(done.stdout + done.stderr), seconds, note)
+    last = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    note = f"status {done.returncode}: {' '.join(last)}" if done.returncode else ""
+    return PeerRow(label, injected, tool, *read(done.stdout + done.stderr), seconds, note)
 
 
-def read_fr_trace(text: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    """(all ranks named, number of sets, ranks of the first line that names any)."""
+def read_fr_trace(text: str) -> Named:
+    """What fr_trace names as culprits and as missing."""
     sets: list[set[int]] = []
     for line in text.splitlines():
         culprits = {int(rank) for rank in _CULPRIT.findall(line)}
         missing = {int(rank) for found in _MISSING.findall(line) for rank in found.split(",")}
         if culprits or missing:
             sets.append(culprits or missing)
-    union = set[int]().union(*sets) if sets else set()
-    return tuple(sorted(union)), len(sets), tuple(sorted(sets[0])) if sets else ()
+    return named_sets(sets)

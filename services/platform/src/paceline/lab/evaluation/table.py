@@ -11,6 +11,14 @@ from paceline.lab.evaluation.runner import Result
 from paceline.lab.evaluation.score import Match
 
 FAILURES_MAX = 40
+_CUTS: tuple[tuple[str, Callable[[Result], str]], ...] = (
+    ("class", lambda r: r.truth.verdict_class.value),
+    ("fault", lambda r: r.case.kind.value if r.case.kind else ""),
+    ("ranks", lambda r: f"{TOPOLOGIES[r.case.topology].ranks:4d}"),
+    ("topology", lambda r: r.case.topology),
+    ("profile", lambda r: r.case.profile.value),
+    ("coverage", lambda r: r.case.coverage.value),
+)
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,7 @@ class Row:
     slice: str
     jobs: int
     class_accuracy: float
+    seen: int  # of the jobs: whose root can be known exactly; what follows is of them
     exact: float | None
     precision: float | None
     recall: float | None
@@ -33,16 +42,8 @@ class Row:
 def make_rows(results: Sequence[Result]) -> list[Row]:
     """All, then by class, size, topology, profile and coverage."""
     faults = [r for r in results if r.case.kind is not None and r.truth.class_observable]
-    cuts: tuple[tuple[str, Callable[[Result], str]], ...] = (
-        ("class", lambda r: r.truth.verdict_class.value),
-        ("fault", lambda r: r.case.kind.value if r.case.kind else ""),
-        ("ranks", lambda r: f"{TOPOLOGIES[r.case.topology].ranks:4d}"),
-        ("topology", lambda r: r.case.topology),
-        ("profile", lambda r: r.case.profile.value),
-        ("coverage", lambda r: r.case.coverage.value),
-    )
     rows = [_row("all", faults)] if faults else []
-    for name, key in cuts:
+    for name, key in _CUTS:
         for value in sorted({key(result) for result in faults}):
             rows.append(_row(f"{name} {value.strip()}", [r for r in faults if key(r) == value]))
     return rows
@@ -57,6 +58,7 @@ def _row(name: str, results: Sequence[Result]) -> Row:
         name,
         len(results),
         sum(r.score.class_right for r in results) / len(results),
+        len(seen),
         sum(r.score.match is Match.EXACT for r in seen) / len(seen) if seen else None,
         right / named if named else None,
         sum(r.score.right for r in seen) / wanted if wanted else None,
@@ -66,6 +68,34 @@ def _row(name: str, results: Sequence[Result]) -> Row:
         sum(r.score.false_alarms for r in results),
         sum(r.control.match is Match.EXACT for r in seen) / len(seen) if seen else None,
     )
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """Jobs without a fault of one slice."""
+
+    slice: str
+    jobs: int
+    hours: float
+    alarms: int
+    alarmed: int  # jobs with an alarm
+
+
+def quiet_rows(results: Sequence[Result]) -> list[Quiet]:
+    """Healthy jobs and those with nothing but jitter: all, by topology, by profile."""
+    healthy = [r for r in results if r.case.kind is None]
+    rows = [_quiet("all", healthy)] if healthy else []
+    for name, key in _CUTS:
+        if name in ("topology", "profile"):
+            for value in sorted({key(result) for result in healthy}):
+                rows.append(_quiet(f"{name} {value}", [r for r in healthy if key(r) == value]))
+    return rows
+
+
+def _quiet(name: str, results: Sequence[Result]) -> Quiet:
+    alarms = [r.score.false_alarms for r in results]
+    hours = sum(r.case.limit_s for r in results) / 3600
+    return Quiet(name, len(results), hours, sum(alarms), sum(bool(count) for count in alarms))
 
 
 def failures(results: Iterable[Result]) -> list[Result]:
@@ -90,15 +120,20 @@ def _is_fine(result: Result) -> bool:
 def render(results: Sequence[Result], bars: Sequence[Bar], peers: Sequence[str]) -> str:
     """The tables as text."""
     lines = [
-        f"{'':<30} {'jobs':>5} {'class':>7} {'root':>7} {'prec.':>7} {'recall':>7} {'victims':>7} "
-        f"{'P50 s':>6} {'P90 s':>6} {'alarms':>6} {'argmin':>7}"
+        f"{'':<30} {'jobs':>5} {'class':>7} {'seen':>5} {'root':>7} {'prec.':>7} {'recall':>7} "
+        f"{'victims':>7} {'P50 s':>6} {'P90 s':>6} {'alarms':>6} {'argmin':>7}"
     ]
     for row in make_rows(results):
         lines.append(
-            f"{row.slice:<30} {row.jobs:>5} {_percent(row.class_accuracy)} {_percent(row.exact)} "
-            f"{_percent(row.precision)} {_percent(row.recall)} {row.victims:>7} "
+            f"{row.slice:<30} {row.jobs:>5} {_percent(row.class_accuracy)} {row.seen:>5} "
+            f"{_percent(row.exact)} {_percent(row.precision)} {_percent(row.recall)} {row.victims:>7} "
             f"{_number(row.p50_s)} {_number(row.p90_s)} {row.alarms:>6} {_percent(row.argmin)}"
         )
+    hidden = [r for r in results if r.case.kind is not None and not r.truth.class_observable]
+    if hidden:
+        wrong = sum(r.score.match is Match.WRONG or bool(r.score.victims_named) for r in hidden)
+        lines.append(f"{len(hidden)} more jobs whose class their profile hides: a wrong root in {wrong}")
+    lines += _quiet_lines(results)
     bad = failures(results)
     if bad:
         lines += ["", f"not as injected: {len(bad)} jobs"]
@@ -114,23 +149,50 @@ def render(results: Sequence[Result], bars: Sequence[Bar], peers: Sequence[str])
     return "\n".join(lines) + "\n"
 
 
+def _quiet_lines(results: Sequence[Result]) -> list[str]:
+    rows = quiet_rows(results)
+    if not rows:
+        return []
+    head = f"{'without a fault':<30} {'jobs':>5} {'hours':>7} {'alarms':>7} {'in jobs':>7}"
+    return ["", head] + [
+        f"{row.slice:<30} {row.jobs:>5} {row.hours:>7.1f} {row.alarms:>7} {row.alarmed:>7}" for row in rows
+    ]
+
+
 def peer_lines(peers: Sequence[PeerRow]) -> list[str]:
     """Who names what from the same Flight Recorder dumps."""
     if not peers:
         return []
     lines = [
-        f"{'the same jobs as Flight Recorder dumps':<40} {'tool':<9} {'exact':<6} {'named':>5} {'sets':>5} "
+        f"{'the same jobs as Flight Recorder dumps':<40} {'tool':<15} {'exact':<6} {'named':>5} {'sets':>5} "
         f"{'prec.':>7} {'s':>6}  first line names"
     ]
     for row in peers:
         injected = ",".join(str(rank) for rank in row.injected)
         first = ",".join(str(rank) for rank in row.first[:8]) or "nobody"
         lines.append(
-            f"{row.case + ' of ' + injected:<40} {row.tool:<9} {'yes' if row.is_exact else 'no':<6} "
+            f"{row.case + ' of ' + injected:<40} {row.tool:<15} {'yes' if row.is_exact else 'no':<6} "
             f"{len(row.named):>5} {row.sets:>5} {row.precision:>7.1%} {row.seconds:>6.1f}  {first}"
             f"{'  ' + row.note[:150] if row.note else ''}"
         )
-    return lines + missing_peers()
+    return [*lines, *_tool_lines(peers), *missing_peers()]
+
+
+def _tool_lines(peers: Sequence[PeerRow]) -> list[str]:
+    """One line a tool: how often exact, and how many innocent ranks it names beside, or instead."""
+    lines = []
+    for tool in dict.fromkeys(row.tool for row in peers):
+        mine = [row for row in peers if row.tool == tool]
+        exact = sum(row.is_exact for row in mine)
+        found = sum(set(row.injected) <= set(row.named) for row in mine)
+        first = sum(bool(row.first) and set(row.first) <= set(row.injected) for row in mine)
+        named = statistics.median(len(row.named) for row in mine)
+        sets = statistics.median(row.sets for row in mine)
+        lines.append(
+            f"{tool}: exact in {exact} of {len(mine)}, the injected among the named in {found}, the first "
+            f"line right in {first}; median {named:g} ranks in {sets:g} sets"
+        )
+    return lines
 
 
 def describe(result: Result) -> str:
