@@ -1,4 +1,4 @@
-"""What each edge of a member does right now, as proxy steps and our own kernels would say it.
+"""What each edge of a member's ring does right now, as proxy steps and our own kernels would say it.
 
 Of a transfer that stands still: the GPU that does not move neither delivers nor takes; whoever is
 behind it in the ring waits for data and has none to deliver; who is ahead of it is blocked once the
@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.contracts.codes import TransferState
-from paceline.fleet.counters import BUFFER, SLICES, Totals, distance, uses_tree
+from paceline.fleet.counters import BUFFER, SLICES, Totals, distance
 from paceline.fleet.history import F64, KindView, Op
+from paceline.fleet.tree_reading import uses_tree
 
 U8 = npt.NDArray[np.uint8]
 _BLOCKED = (TransferState.SEND_WAIT, TransferState.SEND_PEER_WAIT)
@@ -35,7 +36,7 @@ def read_activity(totals: Totals, view: KindView, at: F64, *, proxies: bool) -> 
     since = np.where(True, at, 0.0)
     for index, op in enumerate(view.ops):
         heads = view.head[op.stages] == index
-        if op.over or not heads.any():
+        if op.over or not heads.any() or uses_tree(totals.groups, op.call.function):
             continue
         sent, received = _sides(totals, op, at[op.stages])
         for out, values in ((sends, sent), (receives, received)):
@@ -50,7 +51,7 @@ def read_activity(totals: Totals, view: KindView, at: F64, *, proxies: bool) -> 
     send_wait = np.where(np.isin(sends, _BLOCKED), age, 0.0)
     recv_wait = np.where(receives == TransferState.RECV_WAIT, age, 0.0)
     if not proxies:
-        sends, receives = _as_kernels(sends), _as_kernels(receives)
+        sends, receives = as_kernels(sends), as_kernels(receives)
     return Activity(sends.reshape(-1), receives.reshape(-1), send_wait.reshape(-1), recv_wait.reshape(-1))
 
 
@@ -61,7 +62,7 @@ def _sides(totals: Totals, op: Op, at: F64) -> tuple[U8, U8]:
     started = (op.start <= at).reshape(shape)
     missing = ~started
     waits = missing.any(axis=2, keepdims=True)
-    if uses_tree(groups, op.call.function) or not op.call.synchronising:
+    if not op.call.synchronising:
         blocked = np.zeros(started.shape, np.bool_)
     else:
         blocked = distance(missing, -1) * BUFFER < distance(missing, 1) * SLICES
@@ -89,7 +90,7 @@ def _sides(totals: Totals, op: Op, at: F64) -> tuple[U8, U8]:
     return sent, received
 
 
-def _as_kernels(states: U8) -> U8:
+def as_kernels(states: U8) -> U8:
     waits = np.isin(states, (TransferState.SEND_WAIT, TransferState.SEND_PEER_WAIT, TransferState.RECV_WAIT))
     moving = np.where(states > 0, int(TransferState.MOVING), 0)
     found: U8 = np.where(waits, int(TransferState.PEER_WAIT), moving).astype(np.uint8)

@@ -2,27 +2,27 @@
 
 Ring of n, C slices a step: a member d places behind one that does not move has sent d steps more
 than it and received d - 1 (ring data dependency), and nobody runs further ahead than the buffers of
-the members in between allow. Trees: slices per edge grow with the hops from the member that does
-not move, so only counts normalised by role (number of edges) compare. Shapes of slow links are
+the members in between allow. Trees are in `trees`: every link carries the same, so only counts
+normalised by role (number of links) compare. Shapes of slow links are
 those of a ring under backpressure: the receiver starves, the sender is blocked, and the members in
 between share the wait by their distance (docs/adr/0018-fleet-simulator.md).
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.contracts.codes import Algorithm, Function
+from paceline.fleet import trees
 from paceline.fleet.history import F64, Ints, KindView, Op, Stuck
-from paceline.fleet.layout import CommKind, Groups, Topology, tree_parents
+from paceline.fleet.layout import CommKind, Groups, Topology
 from paceline.fleet.noise import Noise
 from paceline.fleet.profiles import Profile
+from paceline.fleet.tree_reading import Trees, read_trees, uses_tree
 
 SLICES = 4  # per ring step
 BUFFER = 16  # slices between two neighbours
-TREE_SLICES = 64  # per tree edge
 Bools = npt.NDArray[np.bool_]
 _GATHERS = frozenset({Function.ALL_GATHER, Function.REDUCE_SCATTER, Function.ALL_TO_ALL})
 
@@ -34,36 +34,6 @@ def ring_slices(function: Function, size: int) -> int:
     return (size - 1) * SLICES if function in _GATHERS else SLICES
 
 
-def uses_tree(groups: Groups, function: int) -> bool:
-    """NCCL runs only all-reduce over trees."""
-    return groups.algorithm is Algorithm.TREE and function == Function.ALL_REDUCE
-
-
-@cache
-def tree_edges(size: int) -> Ints:
-    """Edges (parent and children) of each place."""
-    parents = tree_parents(size)
-    edges = np.bincount(parents[1:], minlength=size) + (parents >= 0)
-    return edges.astype(np.int64)
-
-
-@cache
-def tree_hops(size: int, place: int) -> Ints:
-    """Hops from `place` to every place of the tree."""
-    hops = np.zeros(size, np.int64)
-    up: dict[int, int] = {}
-    at, distance = place, 0
-    while at >= 0:
-        up[at] = distance
-        at, distance = ((at - 1) // 2 if at > 0 else -1), distance + 1
-    for other in range(size):
-        at, distance = other, 0
-        while at not in up:
-            at, distance = (at - 1) // 2, distance + 1
-        hops[other] = distance + up[at]
-    return hops
-
-
 class Totals:
     """Counts and waits of one kind of communicator over all operations that are over."""
 
@@ -72,14 +42,42 @@ class Totals:
         shape = (topology.pp, topology.stage_ranks)
         self.sends, self.receives = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.send_wait, self.recv_wait = np.zeros(shape), np.zeros(shape)
+        # Of operations over trees: slices of each link, and waits, which are among those above as well.
+        self.per_link = np.zeros(shape, np.int64)
+        self.tree_send_wait, self.tree_recv_wait = np.zeros(shape), np.zeros(shape)
         self.active = profile.network_counts
         self.sees_sends, self.sees_receives = _visible(groups, topology, profile)
+        self.sees_inside_node = profile.local_counts
+        self.node_of = topology.node_of
+        self.visible = self._whole()
+
+    def sees(self, owner: Ints, peer: Ints) -> Bools:
+        """Whether the link between two ranks is counted."""
+        if not self.active or self.sees_inside_node:
+            return np.full(len(owner), self.active)
+        seen: Bools = self.node_of[owner] != self.node_of[peer]
+        return seen
+
+    def _whole(self) -> Bools:
+        """(N,) members of which every link that they use is seen."""
+        both: Bools = self.sees_sends & self.sees_receives
+        if not self.has_trees:
+            return both
+        # The world runs nothing but all-reduce, so that its ring is not used.
+        seen = np.full(both.shape, self.active) if self.groups.kind is CommKind.WORLD else both
+        for tree in range(trees.TREES):
+            parents = trees.parents_of(self.groups.size, tree)
+            child, parent = (
+                self.groups.members[:, parents >= 0],
+                self.groups.members[:, parents[parents >= 0]],
+            )
+            dark = ~self.sees(child.reshape(-1), parent.reshape(-1))
+            seen[child.reshape(-1)[dark]] = seen[parent.reshape(-1)[dark]] = False
+        return seen
 
     @property
-    def visible(self) -> Bools:
-        """(N,) members of which both directions are seen."""
-        both: Bools = self.sees_sends & self.sees_receives
-        return both
+    def has_trees(self) -> bool:
+        return self.groups.algorithm is Algorithm.TREE
 
     def settle(self, op: Op) -> None:
         """Add an operation that is over everywhere."""
@@ -89,6 +87,10 @@ class Totals:
         send_wait, recv_wait = self.waits(op)
         self.send_wait[op.stages] += send_wait
         self.recv_wait[op.stages] += recv_wait
+        if uses_tree(self.groups, op.call.function):
+            self.per_link[op.stages] += trees.SLICES
+            self.tree_send_wait[op.stages] += send_wait
+            self.tree_recv_wait[op.stages] += recv_wait
 
     def add(self, sends: Ints, receives: Ints, op: Op) -> None:
         """Add the slices of a whole operation to both counts."""
@@ -101,7 +103,7 @@ class Totals:
         """Slices of the whole operation, (stages, ranks)."""
         shape = op.enter.shape
         if uses_tree(self.groups, op.call.function):
-            return self._spread(tree_edges(self.groups.size) * TREE_SLICES, shape)
+            return self.spread(trees.links_of(self.groups.size) * trees.SLICES, shape)
         return np.full(shape, ring_slices(op.call.function, self.groups.size), np.int64)
 
     def waits(self, op: Op) -> tuple[F64, F64]:
@@ -129,7 +131,7 @@ class Totals:
         order: Ints = np.searchsorted(op.stages, stage) * ranks_per_stage + place
         return order
 
-    def _spread(self, per_place: Ints, shape: tuple[int, ...]) -> Ints:
+    def spread(self, per_place: Ints, shape: tuple[int, ...]) -> Ints:
         """A value for each place, laid out like the arrays of one operation."""
         _, outer, size, inner = self.groups.shape
         grid = np.broadcast_to(per_place[None, None, :, None], (1, outer, size, inner))
@@ -154,22 +156,32 @@ def _visible(groups: Groups, topology: Topology, profile: Profile) -> tuple[Bool
 
 @dataclass(eq=False)
 class Counters:
-    """Cumulative slices of every rank in one kind of communicator at one instant, flat (N,)."""
+    """Cumulative slices of every rank in one kind of communicator at one instant, flat (N,).
+
+    `ring_sends` and `ring_receives` are what of them went over the ring.
+    """
 
     visible: Bools
     sends: Ints
     receives: Ints
+    ring_sends: Ints
+    ring_receives: Ints
+    trees: Trees | None = None
 
     @staticmethod
     def read(totals: Totals, view: KindView, at: F64) -> "Counters":
         """Counts of operations that are over, and of those under way."""
         if not totals.active:
             nothing = np.zeros(at.size, np.int64)
-            return Counters(np.zeros(at.size, np.bool_), nothing, nothing)
+            return Counters(np.zeros(at.size, np.bool_), nothing, nothing, nothing, nothing)
+        groups = totals.groups
         sends, receives = totals.sends.copy(), totals.receives.copy()
+        if totals.has_trees:
+            over = totals.per_link * totals.spread(trees.links_of(groups.size), at.shape)
+            sends, receives = sends - over, receives - over
         from_s, until_s = float(at.min()), float(at.max())
         for op in view.ops:
-            if op.over or op.first_s > until_s:
+            if op.over or op.first_s > until_s or uses_tree(groups, op.call.function):
                 continue
             if op.latest <= from_s:
                 totals.add(sends, receives, op)
@@ -177,7 +189,12 @@ class Counters:
             sent, received = _under_way(totals, op, at[op.stages])
             sends[op.stages] += sent
             receives[op.stages] += received
-        return Counters(totals.visible, sends.reshape(-1), receives.reshape(-1))
+        ring = sends.reshape(-1), receives.reshape(-1)
+        if not totals.has_trees:
+            return Counters(totals.visible, *ring, *ring)
+        found = read_trees(groups, totals.per_link, view, at)
+        sent, received = found.totals(at.size)
+        return Counters(totals.visible, ring[0] + sent, ring[1] + received, *ring, found)
 
 
 def _under_way(totals: Totals, op: Op, at: F64) -> tuple[Ints, Ints]:
@@ -191,7 +208,7 @@ def _under_way(totals: Totals, op: Op, at: F64) -> tuple[Ints, Ints]:
     groups = totals.groups
     _, outer, size, inner = groups.shape
     shape = (-1, outer, size, inner)
-    if uses_tree(groups, op.call.function) or not op.call.synchronising:
+    if not op.call.synchronising:
         sent = np.where(started, np.minimum(BUFFER // 4, total), 0)
         received = sent.copy()
     else:
@@ -255,10 +272,6 @@ def _stuck_counts(groups: Groups, op: Op, stuck: Stuck) -> tuple[Ints, Ints]:
     size = groups.size
     if stuck.place < 0:
         return np.zeros(size, np.int64), np.zeros(size, np.int64)
-    if uses_tree(groups, op.call.function):
-        base = int(stuck.done * (TREE_SLICES // 2))
-        counts = tree_edges(size) * np.minimum(base + tree_hops(size, stuck.place), TREE_SLICES - 1)
-        return counts, counts
     total = ring_slices(op.call.function, size)
     # Beyond this somebody would have received everything and left the operation.
     room = (size - 1) * SLICES if op.call.function is Function.ALL_REDUCE else SLICES

@@ -7,12 +7,14 @@ from paceline.contracts.batch import EDGE_ROW, FRAME_ROW, Rows
 from paceline.contracts.codes import Algorithm, FrameFlag, OpKind, OpState, ProcessState, Protocol
 from paceline.contracts.dtypes import FRAME_DTYPE
 from paceline.contracts.layout import FRAME, FRAME_MAGIC, LAYOUT_VERSION
-from paceline.fleet.activity import Activity, read_activity
-from paceline.fleet.counters import tree_edges, uses_tree
+from paceline.fleet import trees
+from paceline.fleet.activity import Activity, as_kernels, read_activity
+from paceline.fleet.counters import Totals
 from paceline.fleet.engine import Engine
 from paceline.fleet.history import F64, Ints
 from paceline.fleet.instant import Instant
 from paceline.fleet.layout import CommKind
+from paceline.fleet.tree_reading import End, uses_tree
 
 Bools = npt.NDArray[np.bool_]
 NS = 1_000_000_000
@@ -38,8 +40,6 @@ def edge_rows(engine: Engine, instant: Instant, kind: CommKind, wanted: Bools) -
     groups = totals.groups
     if not totals.active:
         return np.zeros(0, EDGE_ROW)
-    if groups.algorithm is Algorithm.TREE:
-        return _tree_edges(engine, instant, kind, wanted)
     now = _activity(engine, instant, kind)
     members = groups.members
     following, before = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
@@ -51,16 +51,16 @@ def edge_rows(engine: Engine, instant: Instant, kind: CommKind, wanted: Bools) -
             0,
             following,
             totals.sees_sends,
-            counters.sends,
-            _total(totals.send_wait, now.send_wait_s),
+            counters.ring_sends,
+            _total(totals.send_wait - totals.tree_send_wait, now.send_wait_s),
             now.sends,
         ),
         (
             1,
             before,
             totals.sees_receives,
-            counters.receives,
-            _total(totals.recv_wait, now.recv_wait_s),
+            counters.ring_receives,
+            _total(totals.recv_wait - totals.tree_recv_wait, now.recv_wait_s),
             now.receives,
         ),
     ):
@@ -69,6 +69,7 @@ def edge_rows(engine: Engine, instant: Instant, kind: CommKind, wanted: Bools) -
         rows["peer"], rows["direction"], rows["count"] = peer[ranks], direction, count[ranks]
         rows["wait_ns"], rows["state"] = (wait[ranks] * NS).astype(np.uint64), state[ranks]
         parts.append(rows)
+    parts += _tree_edges(engine, instant, kind, wanted)
     return _with_bytes(np.concatenate(parts))
 
 
@@ -83,28 +84,33 @@ def _total(over: F64, going_on: F64) -> F64:
     return found
 
 
-def _tree_edges(engine: Engine, instant: Instant, kind: CommKind, wanted: Bools) -> Rows:
-    """Parent and children of each member; a member's slices are shared evenly among its edges."""
-    totals, counters = engine.totals[kind], instant.counters[kind]
-    groups = totals.groups
-    now = _activity(engine, instant, kind)
-    edges = tree_edges(groups.size)[groups.place_of]
+def _tree_edges(engine: Engine, instant: Instant, kind: CommKind, wanted: Bools) -> list[Rows]:
+    """Links to parents and children; past waits of a member are shared evenly among its links."""
+    totals, found = engine.totals[kind], instant.counters[kind].trees
+    if found is None:
+        return []
+    links = trees.links_of(totals.groups.size)[totals.groups.place_of]
     parts = []
-    for peer in ((groups.place_of - 1) // 2, 2 * groups.place_of + 1, 2 * groups.place_of + 2):
-        exists = (peer >= 0) & (peer < groups.size) & (peer != groups.place_of)
-        exists &= (groups.place_of > 0) | (peer > 0)
-        for direction, count, wait, state in (
-            (0, counters.sends, _total(totals.send_wait, now.send_wait_s), now.sends),
-            (1, counters.receives, _total(totals.recv_wait, now.recv_wait_s), now.receives),
-        ):
-            ranks = np.flatnonzero(wanted & exists & totals.visible & (count > 0))
-            rows = _edges(engine, kind, ranks)
-            rows["peer"], rows["direction"], rows["group"] = peer[ranks], direction, 1
-            rows["count"] = count[ranks] // np.maximum(edges[ranks], 1)
-            shared = wait[ranks] / np.maximum(edges[ranks], 1)
-            rows["wait_ns"], rows["state"] = (shared * NS).astype(np.uint64), state[ranks]
-            parts.append(rows)
-    return _with_bytes(np.concatenate(parts))
+    for tree, end in found.ends:
+        past = (totals.tree_send_wait if end.is_send else totals.tree_recv_wait).reshape(-1)
+        at = _shown(totals, end, wanted)
+        owner = end.owner[at]
+        rows = _edges(engine, kind, owner)
+        rows["peer"] = totals.groups.place_of[end.peer[at]]
+        rows["direction"], rows["group"], rows["count"] = 0 if end.is_send else 1, 1 + tree, end.count[at]
+        wait_s = past[owner] / np.maximum(links[owner], 1) + end.wait_s[at]
+        rows["wait_ns"] = (wait_s * NS).astype(np.uint64)
+        rows["state"] = as_kernels(end.state[at]) if engine.profile.local_counts else end.state[at]
+        parts.append(rows)
+    return parts
+
+
+def _shown(totals: Totals, end: End, wanted: Bools) -> Ints:
+    """Links of which this end is in the rows of a rank of `wanted`."""
+    linked = np.flatnonzero(end.owner >= 0)
+    linked = linked[wanted[end.owner[linked]] & ((end.count[linked] > 0) | (end.state[linked] > 0))]
+    found: Ints = linked[totals.sees(end.owner[linked], end.peer[linked])]
+    return found
 
 
 def _edges(engine: Engine, kind: CommKind, ranks: Ints) -> Rows:

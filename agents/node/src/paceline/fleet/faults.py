@@ -6,7 +6,8 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from paceline.contracts.codes import Phase
+from paceline.contracts.codes import Algorithm, Phase
+from paceline.fleet import trees
 from paceline.fleet.layout import CommKind, Ints, Topology
 
 
@@ -68,7 +69,7 @@ class Fault:
     group: CommKind = CommKind.WORLD
     at_s: float = 20.0
     until_s: float = NEVER_S
-    peer: int = -1  # far end of a link: the ring successor of `rank` in `group`
+    peer: int = -1  # far end of a link of `group`: ring successor of `rank`, or its neighbour in a tree
     delay_s: float = 0.15  # late ranks: per layer; DELAYED_ENTER: once
     factor: float = 8.0  # slow links: transfer time
     place: float = 0.4  # how much of a stuck operation was done, 0 to 1
@@ -150,6 +151,8 @@ def _group_for(kind: FaultKind, topology: Topology, random: np.random.Generator)
         collective = [each for each in collective if each not in (CommKind.CP, CommKind.EP)]
     if kind is FaultKind.ROOT:
         return CommKind.TP
+    if kind is FaultKind.LINK_DOWN and CommKind.WORLD in topology.tree and random.random() < 0.5:
+        return CommKind.WORLD
     if kind in LINK_KINDS or kind is FaultKind.SHARED_PATH:
         return CommKind.DP if topology.dp > 1 else CommKind.TP if topology.tp > 1 else CommKind.WORLD
     if kind in (FaultKind.ORDER_INVERSION, FaultKind.QUEUE_EXHAUSTION):
@@ -172,6 +175,9 @@ def _fault(
     if kind is FaultKind.ORDER_INVERSION and where is CommKind.TP and groups.place_of[rank] == 0:
         rank = int(members[1])  # a root of the broadcast need not wait for anybody
     peer = int(members[(groups.place_of[rank] + 1) % groups.size])
+    if kind is FaultKind.LINK_DOWN and groups.algorithm is Algorithm.TREE and where is CommKind.WORLD:
+        near = trees.neighbours(groups.size, int(groups.place_of[rank]))
+        peer = int(members[near[int(random.integers(len(near)))]])
     delay_s = 40.0 if kind is FaultKind.DELAYED_ENTER else float(random.uniform(0.12, 0.25))
     return Fault(
         kind,

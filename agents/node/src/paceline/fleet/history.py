@@ -45,6 +45,7 @@ class Stuck:
     place: int  # that does not move; with `link` the sender, -1 = nobody moves
     done: float  # share of the operation, 0 to 1
     link: bool
+    far: int = -1  # place of the receiver, with `link`
 
 
 @dataclass(eq=False)

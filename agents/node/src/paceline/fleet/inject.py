@@ -241,6 +241,7 @@ class Injector:
                 place=-1 if nobody else int(groups.place_of[fault.rank]),
                 done=fault.place if fault.kind in (FaultKind.STUCK, FaultKind.LINK_DOWN) else 0.0,
                 link=fault.kind is FaultKind.LINK_DOWN,
+                far=int(groups.place_of[fault.peer]) if fault.kind is FaultKind.LINK_DOWN else -1,
             )
         )
 

@@ -8,11 +8,11 @@ import numpy.typing as npt
 from paceline.contracts.batch import ROUND_ROW, Rows, pack_path
 from paceline.contracts.codes import Algorithm, FrameFlag, OpKind, OpState, Protocol
 from paceline.contracts.layout import KEPT_LEVELS, ROUNDS_KEPT_MAX
-from paceline.fleet.counters import uses_tree
 from paceline.fleet.engine import Engine
 from paceline.fleet.history import Ints, Op
 from paceline.fleet.instant import Instant, millis
 from paceline.fleet.layout import CommKind, Groups
+from paceline.fleet.tree_reading import uses_tree
 
 NEWEST_ONLY = 255
 

@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from paceline.contracts.verdicts import Root, RootKind, SubReason, VerdictClass
+from paceline.fleet import trees
 from paceline.fleet.faults import MISMATCHES, Fault, FaultKind
 from paceline.fleet.layout import Topology
 from paceline.fleet.profiles import Profile
+from paceline.fleet.tree_reading import uses_tree
 
 _SUB = SubReason
 _TABLE: dict[FaultKind, tuple[VerdictClass, tuple[SubReason, ...]]] = {
@@ -89,7 +93,7 @@ def judge_truth(fired: tuple[Fired, ...], topology: Topology, profile: Profile) 
         verdict_class = VerdictClass.H3
     if first.kind is FaultKind.DEAD_PROCESS:
         subs = (_SUB.PROCESS_KILLED,) if first.exit_code < 0 else (_SUB.PROCESS_EXITED,)
-    class_seen, root_seen = _observable(first, topology, profile)
+    class_seen, root_seen = _observable(fired[0], topology, profile)
     if first.kind is FaultKind.SHARED_PATH and len(slow_links(first, topology)) == 1:
         subs = (*subs, SubReason.SLOW_LINK)  # one link is all that shows
     if first.kind in MISMATCHES and topology.size(first.group) == 2:
@@ -97,7 +101,8 @@ def judge_truth(fired: tuple[Fired, ...], topology: Topology, profile: Profile) 
     roots = tuple(root for each in fired for root in _roots(each.fault, topology))
     group = _group(first, topology)
     classes = {verdict_class} | (set() if class_seen else {VerdictClass.INCONCLUSIVE, VerdictClass.NONE})
-    if first.kind is FaultKind.FROZEN_PROCESS and fired[0].receiving:
+    # Without completions nobody can tell whether a stopped process is inside an earlier operation.
+    if first.kind is FaultKind.FROZEN_PROCESS and (fired[0].receiving or not profile.completion):
         classes |= {VerdictClass.H1, VerdictClass.H3}
     if first.kind is FaultKind.MIXED:
         classes |= {VerdictClass.S1, VerdictClass.S2} if not root_seen else set()
@@ -175,10 +180,10 @@ def _roots(fault: Fault, topology: Topology) -> tuple[Root, ...]:
     return (rank_root, *links) if fault.kind is FaultKind.MIXED else links or (rank_root,)
 
 
-def _observable(fault: Fault, topology: Topology, profile: Profile) -> tuple[bool, bool]:
+def _observable(fired: Fired, topology: Topology, profile: Profile) -> tuple[bool, bool]:
     """Whether class and exact root can be known from the rows of this profile."""
-    kind = fault.kind
-    counted = profile.local_counts or (profile.network_counts and _leaves_node(fault, topology))
+    kind = fired.fault.kind
+    counted = profile.local_counts or (profile.network_counts and _leaves_node(fired, topology))
     if kind in (FaultKind.STUCK, FaultKind.LINK_DOWN):
         return profile.completion, profile.completion and counted
     if kind in _GROUP_ONLY or kind is FaultKind.MISSING_EXIT:
@@ -192,8 +197,15 @@ def _observable(fault: Fault, topology: Topology, profile: Profile) -> tuple[boo
     return True, True
 
 
-def _leaves_node(fault: Fault, topology: Topology) -> bool:
-    """Whether every edge of the communicator leaves its node, so that plugin counts show all of them."""
-    members = _members(fault, topology)
-    nodes = [int(topology.node_of[rank]) for rank in members]
-    return all(a != b for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True))
+def _leaves_node(fired: Fired, topology: Topology) -> bool:
+    """Whether every link that the operation uses leaves its node, so that plugin counts show all of them."""
+    groups = topology.groups[fired.fault.group]
+    nodes = topology.node_of[np.array(_members(fired.fault, topology), np.int64)]
+    if not uses_tree(groups, fired.function):
+        return bool((nodes != np.roll(nodes, -1)).all())
+    found = True
+    for tree in range(trees.TREES):
+        parents = trees.parents_of(groups.size, tree)
+        linked = parents >= 0
+        found &= bool((nodes[linked] != nodes[parents[linked]]).all())
+    return found
