@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.analysis.locate import Place, by_waits, ring_by_counts, slices_by_role, tree_by_counts
+from paceline.analysis.transfers import UNSEEN, Transfers
 from tests.unit.analysis.stalled_transfers import Network, stall_ring, stall_tree
 
 SEEDS = range(12)
@@ -126,3 +127,27 @@ def test_source_that_takes_blocked_receivers_for_waiting_ones_misleads_nobody(si
     place = by_waits(links, inside, needed)
     assert place is None or place.ranks == (guilty,)
     assert place is None or place.unseen
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cable_cut_in_both_directions_is_one_place(seed: int) -> None:
+    """Nothing is acknowledged across it, so both of its ends wait in both directions."""
+    size = 7 + 2 * seed
+    network, parents, guilty = stall_tree(size, seed, "up", True)
+    parent = int(parents[guilty])
+    network.waiting |= {(parent, (parent, guilty)), (guilty, (parent, guilty))}
+    place = located(network)
+    assert place is not None
+    assert set(place.links) == {(guilty, parent), (parent, guilty)}
+
+
+def test_a_silent_member_is_not_named_where_nobody_has_moved() -> None:
+    size = 4
+    order, nobody = np.arange(size), np.zeros(size, np.int64)
+    links = Transfers(order, (order + 1) % size, nobody + 64, nobody + 64, nobody.copy(), nobody + 1)
+    links.sent[2] = links.sender_waits[2] = links.received[1] = links.receiver_waits[1] = UNSEEN
+    inside, needed = np.ones(size, np.bool_), np.ones(size, np.bool_)
+    inside[2] = False
+    assert by_waits(links, inside, needed) is None
+    links.sent[3], links.received[3] = 68, 68
+    assert by_waits(links, inside, needed) == Place("waits_end_at_unseen", (2,), unseen=True)

@@ -64,30 +64,60 @@ def by_waits(links: Transfers, inside: Mask, needed: Mask) -> Place | None:
         pairs = tuple((int(links.tail[at]), int(links.head[at])) for at in broken)
         return Place(how, tuple(sorted({rank for pair in pairs for rank in pair})), pairs)
     dark = np.flatnonzero(needed & ~judged)
+    if len(dark) != 1 or not _has_moved(links):
+        return None
     # All that we see wait, none of them for a broken link: their waits end at the one we cannot see.
-    return Place("waits_end_at_unseen", (int(dark[0]),), unseen=True) if len(dark) == 1 else None
+    return Place("waits_end_at_unseen", (int(dark[0]),), unseen=True)
+
+
+def _has_moved(links: Transfers) -> bool:
+    """Whether somebody got further than somebody else; who waits for one member has used its buffers.
+
+    Where all links stand alike nobody began, and it is not one member that holds the others.
+    """
+    mine = (links.sender_waits != UNSEEN) | (links.receiver_waits != UNSEEN)
+    counts = [each[mine & (each >= 0)] for each in (links.sent, links.received)]
+    return any(len(np.unique(each)) > 1 for each in counts)
 
 
 def _broken(links: Transfers, receiving: Mask) -> tuple[Ints, str]:
     """Links that carry nothing although both ends do their part, and the reason.
 
-    A receiver that is blocked in sending as well is held up further down. Neighbouring links do not
-    break together: a source that says so takes something else for a wait.
+    A receiver that is blocked in sending to somebody else as well is held up further down. Towards the
+    sender itself that is no sign: in a tree both directions are carried side by side, and what cannot come
+    down keeps the root, and with it everything that goes up. Neighbouring links do not break together: a
+    source that says so takes something else for a wait.
     """
     both = receiving & (links.sender_waits == 1)
-    blocked = np.isin(links.head, links.tail[links.sender_waits == 1])
+    blocked = _blocked_elsewhere(links)
     for mask, how in (
         (both, "ends_wait_for_each_other"),
         (receiving & (links.in_flight > 0) & ~both, "sent_and_not_received"),
     ):
         at = np.flatnonzero(mask)
-        ends = np.concatenate([links.tail[at], links.head[at]])
-        if len(at) and len(np.unique(ends)) < len(ends):
+        # One cable may be a link of both trees, and broken in both directions.
+        cables = np.unique(np.sort(np.stack([links.tail[at], links.head[at]]), axis=0), axis=1)
+        if len(np.unique(cables)) < cables.size:
             continue
         at = at[~blocked[at]]
+        _, first = np.unique(np.stack([links.tail[at], links.head[at]]), axis=1, return_index=True)
         if len(at):
-            return at, how
+            return at[np.sort(first)], how
     return np.zeros(0, np.int64), ""
+
+
+def _blocked_elsewhere(links: Transfers) -> Mask:
+    """Links whose receiver is blocked in sending to somebody who is not their sender."""
+    waits = links.sender_waits == 1
+    size = int(max(links.tail.max(initial=0), links.head.max(initial=0))) + 1
+    out = np.bincount(links.tail[waits], minlength=size)
+    keys, counts = np.unique(links.tail[waits] * size + links.head[waits], return_counts=True)
+    if len(keys) == 0:
+        return np.zeros(len(links), np.bool_)
+    back = links.head * size + links.tail
+    at = np.minimum(np.searchsorted(keys, back), len(keys) - 1)
+    mask: Mask = out[links.head] > np.where(keys[at] == back, counts[at], 0)
+    return mask
 
 
 def ring_by_counts(links: Transfers) -> Place | None:

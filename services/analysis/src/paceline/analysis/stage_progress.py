@@ -144,13 +144,12 @@ def narrow_down(situation: Situation, op: int) -> Narrow:
     place = _place(situation, op, inside)
     if place is not None:
         return replace(_named(evidence, place, members), sub=sub)
-    if int(inside.sum()) == 1 and passed.any():
+    # Who has left did its part, except that of two the root of a round may leave before the other has it.
+    did_theirs = passed.any() and bool(np.isin(evidence.state["function"][part][inside], SYNCHRONISING).all())
+    if int(inside.sum()) == 1 and passed.any() and (did_theirs or len(members) > 2):
         roots = rank_roots(evidence, members[inside], 1)
-        return Narrow(roots, sub, "last_inside", 0.75)
-    name, among = evidence.comm_name(op), members
-    row = evidence.state["function"][part][inside]
-    if passed.any() and bool(np.isin(row, SYNCHRONISING).all()):
-        among = members[inside]  # who has left did its part
+        return Narrow(roots, sub, "last_inside", 0.75 if len(members) > 2 else 0.6)
+    name, among = evidence.comm_name(op), members[inside] if did_theirs else members
     visible = bool(counts_visible(evidence, op).all())
     would = _WAITS_WOULD_DECIDE if visible else _COUNTS_WOULD_DECIDE
     return Narrow((group_root(evidence, among.tolist(), name),), sub, "group", 0.7, would_decide=would)
