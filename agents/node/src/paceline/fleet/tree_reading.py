@@ -65,8 +65,9 @@ def read_trees(groups: Groups, settled: Ints, view: KindView, at: F64) -> Trees:
             count = np.where(linked, carried, 0)
             state, wait = np.zeros(ranks, np.uint8), np.zeros(ranks)
             ends.append((tree, End(np.where(linked, owner, -1), peer, side == "sent", count, state, wait)))
+    until_s = float(at.max())
     for index, op in enumerate(view.ops):
-        if not op.over and uses_tree(groups, op.call.function):
+        if not op.over and op.first_s <= until_s and uses_tree(groups, op.call.function):
             heads = view.head[op.stages] == index
             _add(groups, op, at[op.stages], heads, ends)
     return Trees(tuple(ends))
