@@ -60,7 +60,7 @@ def part_of(evidence: JobEvidence, name: str) -> slice:
 
 
 def everybody_waits(evidence: JobEvidence, part: slice) -> None:
-    """Edge rows of a ring in which every member waits for its neighbours."""
+    """Edge rows of a ring in which every member waits for its neighbours, some further than others."""
     members = evidence.member_rank[part][evidence.seen[part]]
     places = np.flatnonzero(evidence.seen[part])
     rows = np.zeros(2 * len(members), EDGE_ROW)
@@ -71,6 +71,7 @@ def everybody_waits(evidence: JobEvidence, part: slice) -> None:
         send["rank"], send["peer"] = rank, (place + 1) % size
         receive["rank"], receive["peer"], receive["direction"] = rank, (place - 1) % size, 1
         receive["recent_wait_us"] = 900_000
+        send["count"], receive["count"] = 100 + 4 * place, 100 + 4 * ((place - 1) % size)
     evidence.state["flags"][part] &= np.uint16(0xFFFF ^ FrameFlag.COUNTS_UNOBSERVABLE)
     object.__setattr__(evidence, "edges", rows)
 
