@@ -49,6 +49,7 @@ class TestSignals:
             log.second(job)
         last = log.signals()[-1]
         assert (last.batch.kind, last.reason) == (BatchKind.CLEAR, Reason.PROGRESS)
+        assert last.batch.flags is BatchFlag.PROGRESS
 
     def test_signal_survives_the_wire_in_chunks(self, log: Any, fake_job: Any) -> None:
         hang(log, fake_job())

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.analysis import judge, load_bundle
-from paceline.contracts.batch import Batch, BatchKind
+from paceline.contracts.batch import Batch, BatchFlag, BatchKind
 from paceline.contracts.codes import ExitKind, ProcessState
 from paceline.contracts.registry import HealthEvent, HealthKind, JobState
 from paceline.contracts.verdicts import RootKind, SubReason, VerdictClass
@@ -95,6 +95,17 @@ class TestPublishing:
         assert end.record.verdict == first.record.verdict
         assert core.apply(clear(21.0)) == []
         assert core.open_episodes == 0
+
+    def test_who_has_entered_after_all_was_late(self, hung: SimulatedJob) -> None:
+        core = LocalizerCore()
+        register(core, hung)
+        (first,) = feed(core, hung)
+        assert first.record.verdict.sub_reason is SubReason.MISSING_ENTER
+        (end,) = core.apply(replace(clear(20.0), flags=BatchFlag.PROGRESS))
+        assert end.record.resolved
+        assert end.record.verdict.sub_reason is SubReason.DELAYED_ENTER
+        assert "was late to enter" in end.record.verdict.summary
+        assert end.record.verdict.roots == first.record.verdict.roots
 
     def test_clear_of_another_episode_ends_nothing(self, hung: SimulatedJob) -> None:
         core = LocalizerCore()

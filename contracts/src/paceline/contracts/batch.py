@@ -58,6 +58,7 @@ class BatchFlag(IntFlag):
     SUSPECT = 1  # open rounds, edges and peers are included
     LAST = 2  # the last rows of a process that is gone
     DROPPED = 4  # the sender dropped at least one batch before this one
+    PROGRESS = 8  # CLEAR: what stood still has gone on, as opposed to a job that has ended
 
 
 class RowKind(IntEnum):

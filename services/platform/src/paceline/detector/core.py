@@ -298,6 +298,8 @@ class DetectorCore:
         self.refused["evidence_rows_cut"] += cut
         key = held.key
         flags = BatchFlag.SUSPECT if decision.kind is DecisionKind.STALLED else BatchFlag.NONE
+        if decision.kind is DecisionKind.CLEAR and decision.reason is Reason.PROGRESS:
+            flags |= BatchFlag.PROGRESS
         batch = Batch(
             kind=_SIGNALS[decision.kind],
             job=key.job,

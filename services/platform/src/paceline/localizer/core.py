@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from paceline.analysis import BundleError, JobEvidence, JudgePolicy, dump_bundle
 from paceline.analysis.judge import explain
-from paceline.contracts.batch import Batch, BatchKind
+from paceline.contracts.batch import Batch, BatchFlag, BatchKind
 from paceline.contracts.ids import derived_id
 from paceline.contracts.registry import HealthEvent, HealthKind
 from paceline.contracts.verdicts import EVIDENCE_BUNDLE_BYTES_MAX, VerdictRecord
-from paceline.localizer.episodes import Episode, EpisodePolicy, Publish, decide
+from paceline.localizer.episodes import Episode, EpisodePolicy, Publish, after_progress, decide
 from paceline.localizer.memory import AttemptMemory, Memory, MemoryBounds, Registry
 from paceline.localizer.published import EPISODES_MAX, PublishedVerdicts
 from paceline.runtime.logging import get_logger
@@ -261,6 +261,8 @@ class LocalizerCore:
         if episode.verdict is None:
             return []
         self.decisions["resolved"] += 1
+        if batch.flags & BatchFlag.PROGRESS:
+            episode.verdict = after_progress(episode.verdict)
         return [self._record(memory, episode, batch.sampled_unix_ns / 1e9, None, None)]
 
     def _end_cleared(self, now_s: float) -> list[Published]:

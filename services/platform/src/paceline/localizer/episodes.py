@@ -1,10 +1,10 @@
 """One stall episode: which signals belong to it, what was published, what may be published next."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paceline.analysis.judge import Judgement
-from paceline.contracts.verdicts import Verdict, VerdictClass, VerdictRecord
+from paceline.contracts.verdicts import SubReason, Verdict, VerdictClass, VerdictRecord
 
 WRITERS_MAX = 1024
 REPLACE_MARGIN = 0.05
@@ -92,6 +92,14 @@ def decide(episode: Episode, judgement: Judgement, waited_s: float, policy: Epis
     # Another culprit at about the same confidence is a guess against a guess: the first one stands.
     margin = 0.0 if _names_more(new, old) else REPLACE_MARGIN
     return Publish.BETTER if new.confidence >= old.confidence + margin else Publish.WORSE
+
+
+def after_progress(verdict: Verdict) -> Verdict:
+    """What is true once the round that stood still has gone on: who had never entered has, late."""
+    if verdict.verdict_class is not VerdictClass.H1 or verdict.sub_reason is not SubReason.MISSING_ENTER:
+        return verdict
+    summary = verdict.summary.replace("never entered", "was late to enter", 1)
+    return replace(verdict, sub_reason=SubReason.DELAYED_ENTER, summary=summary)
 
 
 def _names_more(new: Verdict, old: Verdict) -> bool:
