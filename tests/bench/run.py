@@ -22,7 +22,7 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
     "step_time": ["tests/bench/step_time.py"],
     "agent_cost": ["tests/bench/agent_cost.py"],
     "detector_step": ["tests/bench/detector_step.py"],
-    "judge": ["tests/bench/judge.py"],
+    "judge": ["-m", "tests.bench.judge"],
     **{
         f"demo_{fault}": ["-m", "paceline.contracts.cli", "demo", "--fault", fault, "--once", "--json"]
         for fault in FAULTS

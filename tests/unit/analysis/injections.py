@@ -43,6 +43,8 @@ def inject(kind: str, job: SimulatedJob) -> Injection:
         "h2_dtype": lambda job: _change(job, dtype=DType.FLOAT16),
         "h2_reduce_op": lambda job: _change(job, reduce_op=ReduceOp.MAX),
         "h2_root": _other_root,
+        "h2_peer_send": lambda job: _other_peer(job, Function.SEND),
+        "h2_peer_recv": lambda job: _other_peer(job, Function.RECV),
         "inversion": _invert,
         "h3": _stick,
         "frozen_inside": _freeze_inside,
@@ -88,6 +90,15 @@ def _other_root(job: SimulatedJob) -> Injection:
     call = job.ranks[rank].program[position]
     other = job.groups[call.group][1]
     job.ranks[rank].program[position] = replace(call, peer=other)
+    return Injection(job.run(), (rank,), position)
+
+
+def _other_peer(job: SimulatedJob, function: Function) -> Injection:
+    """A message to, or from, another stage of the same pipeline than the program says."""
+    rank, position = pick(job, (function,))
+    call = job.ranks[rank].program[position]
+    others = [other for other in job.groups[call.group] if other not in (rank, call.peer)]
+    job.ranks[rank].program[position] = replace(call, peer=job.random.choice(others))
     return Injection(job.run(), (rank,), position)
 
 

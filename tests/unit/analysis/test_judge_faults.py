@@ -80,6 +80,18 @@ def test_missing_counterpart_names_the_rank(function: str, seed: int) -> None:
     assert verdict.sub_reason is SubReason.P2P_MISSING_COUNTERPART
 
 
+@pytest.mark.parametrize("kind", ["h2_peer_send", "h2_peer_recv"])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_other_peer_names_the_rank(kind: str, seed: int) -> None:
+    window, backend = MODES[seed % 2]
+    shape = (Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 2, 4))[seed % 3]
+    injection = inject(kind, SimulatedJob(shape, seed, window=window, backend=backend))
+    verdict = judge(injection.job.evidence())
+    assert named(verdict) == set(injection.ranks), verdict.summary
+    assert verdict.sub_reason is SubReason.PEER_MISMATCH, verdict.summary
+    assert verdict.verdict_class is VerdictClass.H2
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_healthy_job_is_no_incident(seed: int) -> None:
     verdict = judge(make("none", seed).job.evidence())

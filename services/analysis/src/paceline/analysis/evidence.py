@@ -71,6 +71,22 @@ class JobEvidence:
         """M: index of the communicator of each member."""
         return np.repeat(np.arange(self.communicators, dtype=np.int64), np.diff(self.offsets))
 
+    @cached_property
+    def round_comm(self) -> Ints:
+        """Index of the communicator of each row of `rounds`, -1 where unknown."""
+        return self.index_of(self.rounds["comm"])
+
+    @cached_property
+    def _round_order(self) -> tuple[Ints, Ints]:
+        """Rows of `rounds` by communicator, and where each begins (K + 1)."""
+        order = np.argsort(self.round_comm, kind="stable")
+        return order, np.searchsorted(self.round_comm[order], np.arange(self.communicators + 1))
+
+    def rounds_of(self, comm: int) -> Rows:
+        """Rows of `rounds` of communicator index `comm`, in their order."""
+        order, first = self._round_order
+        return self.rounds[order[first[comm] : first[comm + 1]]]
+
     def members(self, comm: int) -> Ints:
         """Global ranks of communicator index `comm`, in communicator order."""
         return self.member_rank[self.offsets[comm] : self.offsets[comm + 1]]

@@ -152,8 +152,8 @@ def plain_pair(situation: Situation, op: int) -> str:
 def _detail(situation: Situation, comm: int, number: int, row: Rows) -> str:
     parts = []
     dtype, reduce_op = int(row["dtype"][0]), int(row["reduce_op"][0])
-    rounds = situation.evidence.rounds
-    mine = rounds[(rounds["comm"] == situation.evidence.comm_ids[comm]) & (rounds["round"] == number)]
+    rounds = situation.evidence.rounds_of(comm)
+    mine = rounds[rounds["round"] == number]
     if dtype in DType._value2member_map_ and dtype:
         count = f" x {int(np.median(mine['count']))}" if len(mine) else ""
         parts.append(f"{DType(dtype).name.lower()}{count}")

@@ -12,6 +12,7 @@ from paceline.analysis import (
     stage_enter,
     stage_hardware,
     stage_init,
+    stage_peers,
     stage_processes,
     stage_progress,
     stage_silent,
@@ -25,17 +26,28 @@ from paceline.analysis.policy import JudgePolicy
 from paceline.analysis.situation import Situation, read_situation
 from paceline.analysis.waits import Links
 from paceline.contracts.codes import Source
-from paceline.contracts.verdicts import VICTIMS_MAX, Coverage, Root, RootKind, Verdict, VerdictClass
+from paceline.contracts.verdicts import (
+    VICTIMS_MAX,
+    Coverage,
+    Root,
+    RootKind,
+    SubReason,
+    Verdict,
+    VerdictClass,
+)
 
 Stage = Callable[[Situation], Finding | None]
 
 
 def _enter_or_agree(situation: Situation) -> Finding | None:
     """H1 before H2, unless everybody who is idle took part in the round that disagrees."""
-    enter, agree = stage_enter.not_entered(situation), stage_agree.mismatch(situation)
+    enter = stage_enter.not_entered(situation)
+    agree = stage_agree.mismatch(situation) or stage_peers.wrong_peer(situation)
     if enter is None or agree is None or enter.verdict_class is VerdictClass.NONE:
         return agree or enter
-    took_part = set(situation.evidence.members(agree.op)) - {int(r) for r in situation.lacking(agree.op)}
+    if agree.sub_reason is SubReason.PEER_MISMATCH:
+        return agree
+    took_part = set(situation.taking_part(agree.op)) - {int(r) for r in situation.lacking(agree.op)}
     return agree if all(root.rank in took_part for root in enter.roots) else enter
 
 
@@ -46,8 +58,7 @@ def _mismatch_behind_death(situation: Situation) -> Finding | None:
     agree = stage_agree.mismatch(situation)
     if agree is None:
         return None
-    members = situation.evidence.members(agree.op)
-    return agree if situation.processes.dead[members].any() else None
+    return agree if situation.processes.dead[situation.taking_part(agree.op)].any() else None
 
 
 # The first stage that answers decides (docs/adr/0012-order-of-judgement.md).
@@ -113,11 +124,8 @@ def _verdict(situation: Situation, finding: Finding) -> Verdict:
     behind = situation.graph.behind
     holds = Links.join([situation.graph.holds, behind]) if len(behind.op) else situation.graph.holds
     holders = np.unique(holds.rank[situation.stalled[holds.op]])
-    waiting = finding.waiting if finding.waiting is not None else tuple(int(rank) for rank in holders)
-    named_group = any(root.rank is None and root.ranks for root in finding.roots)
-    victims = [rank for rank in waiting if named_group or rank not in roots]
-    if named_group:
-        victims = [rank for rank in victims if rank not in roots]
+    waiting = holders if finding.waiting is None else np.array(finding.waiting, np.int64)
+    victims = waiting[~np.isin(waiting, sorted(rank for rank in roots if rank is not None))]
     comms = _waiting_communicators(situation, np.flatnonzero(situation.stalled))
     is_incident = finding.verdict_class is not VerdictClass.NONE
     is_slow = finding.verdict_class.is_slow
@@ -126,7 +134,7 @@ def _verdict(situation: Situation, finding: Finding) -> Verdict:
         verdict_class=finding.verdict_class,
         sub_reason=finding.sub_reason,
         roots=finding.roots,
-        victims=tuple(victims[:VICTIMS_MAX]) if is_incident else (),
+        victims=tuple(victims[:VICTIMS_MAX].tolist()) if is_incident else (),
         victims_count=len(victims) if is_incident else 0,
         operation=finding.operation or describe(situation, finding.op),
         owner=finding.owner,
@@ -164,7 +172,9 @@ def _age_s(situation: Situation, op: int) -> float:
 
 
 def _waiting_communicators(situation: Situation, ops: Ints) -> int:
-    return len({comm for op in ops if (comm := situation.comm_of_op(int(op))) >= 0})
+    graph = situation.graph
+    pairs = ops[(ops >= graph.pair_base) & (ops < graph.host_base)] - graph.pair_base
+    return len(np.unique(np.concatenate([ops[ops < graph.pair_base], graph.pairs.comm[pairs]])))
 
 
 def _coverage(situation: Situation) -> Coverage:

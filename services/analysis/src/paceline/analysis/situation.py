@@ -243,6 +243,13 @@ class Situation:
         np.minimum.at(least, graph.holds.op, graph.holds.issue)
         return int(together[np.argmin(least[together])])
 
+    def taking_part(self, op: int) -> Ints:
+        """Ranks that a collective or a message needs."""
+        if op < self.graph.pair_base:
+            return self.evidence.members(op)
+        at = op - self.graph.pair_base
+        return np.array([self.graph.pairs.rank[at], self.graph.pairs.peer[at]], np.int64)
+
     def comm_of_op(self, op: int) -> int:
         """Index of the communicator of an operation, -1 for host waits."""
         if op < self.graph.pair_base:

@@ -82,7 +82,7 @@ def measure(evidence: JobEvidence, base: np.void, policy: JudgePolicy) -> SlowKe
     comm = int(evidence.index_of(np.array([base["comm"]], np.uint64))[0])
     if comm < 0 or not int(base["t_base_ns"]) or int(base["function"]) not in SYNCHRONISING:
         return None
-    table = _table(evidence.rounds, base, evidence.members(comm))
+    table = _table(evidence.rounds_of(comm), base, evidence.members(comm))
     if len(table.rounds) < policy.slow_rounds_min:
         return None
     t_base = float(base["t_base_ns"])

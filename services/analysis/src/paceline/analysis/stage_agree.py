@@ -67,13 +67,11 @@ def _diverged(situation: Situation) -> dict[int, int]:
     """Communicator -> its earliest recorded round with differing signatures, where it stands still or
     nobody can say whether it does."""
     evidence, collectives = situation.evidence, situation.graph.collectives
-    rows = evidence.rounds
-    rows = rows[(rows["round"] > 0) & (rows["signature"] > 0)]
+    rows, comm = evidence.rounds, evidence.round_comm
     if len(rows) == 0 or evidence.communicators == 0:
         return {}
-    comm = evidence.index_of(rows["comm"])
     eligible = collectives.level | situation.stalled[: evidence.communicators]
-    usable = (comm >= 0) & eligible[comm]
+    usable = (rows["round"] > 0) & (rows["signature"] > 0) & (comm >= 0) & eligible[comm]
     rows, comm = rows[usable], comm[usable]
     if len(rows) == 0:
         return {}
@@ -147,8 +145,8 @@ def _calls(situation: Situation, op: int, number: int) -> dict[int, _Call]:
     part = slice(int(evidence.offsets[op]), int(evidence.offsets[op + 1]))
     inside = collectives.inside[part] & (evidence.state["head_round"][part] == number)
     state, ranks = evidence.state[part][inside], evidence.member_rank[part][inside]
-    rows = evidence.rounds
-    at = (rows["comm"] == evidence.comm_ids[op]) & (rows["round"] == number)
+    rows = evidence.rounds_of(op)
+    at = rows["round"] == number
     known = set(evidence.member_rank[part].tolist())
     calls = {
         int(row["rank"]): _call(int(row["signature"]), row, int(row["count"]))

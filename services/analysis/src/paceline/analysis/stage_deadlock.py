@@ -6,8 +6,9 @@ import numpy as np
 
 from paceline.analysis.evidence import Ints, Mask
 from paceline.analysis.findings import Finding, group_root, name_ranks, note, phrase, rank_roots
-from paceline.analysis.programs import Key, Programs, Standing
+from paceline.analysis.programs import UNKNOWN, Answer, Key, Programs, Standing
 from paceline.analysis.situation import Edges, Situation
+from paceline.analysis.stage_peers import peer_mismatch
 from paceline.contracts.codes import OpState
 from paceline.contracts.verdicts import (
     Action,
@@ -126,18 +127,24 @@ def _core(situation: Situation, edges: Edges) -> Mask:
 
 def _turns(edges: Edges, ops: Ints) -> list[Turn]:
     """The steps of the circle."""
-    core = np.isin(edges.source, ops) & np.isin(edges.target, ops)
-    found = zip(edges.rank[core], edges.target[core], edges.source[core], strict=True)
-    return [Turn(int(rank), int(inside), int(lacking)) for rank, inside, lacking in list(found)[:TURNS_MAX]]
+    inside = np.zeros(
+        int(max(edges.source.max(initial=0), edges.target.max(initial=0), ops.max())) + 1, np.bool_
+    )
+    inside[ops] = True
+    core = np.flatnonzero(inside[edges.source] & inside[edges.target])[:TURNS_MAX]
+    found = zip(
+        edges.rank[core].tolist(), edges.target[core].tolist(), edges.source[core].tolist(), strict=True
+    )
+    return [Turn(rank, inside, lacking) for rank, inside, lacking in found]
 
 
 def _judge_circle(situation: Situation, turns: list[Turn], ops: Ints, sends: bool) -> Finding | None:
     """Name the ranks that differ from their siblings; else all ranks of the circle as a group."""
     programs = Programs(situation)
     standings = _standings(programs, turns)
-    odd = {rank for rank, (standing, _, _) in standings.items() if standing is Standing.ODD}
+    odd = {rank for rank, answer in standings.items() if answer.standing is Standing.ODD}
     involved = sorted(standings)
-    unsure = any(standing is Standing.UNKNOWN for standing, _, _ in standings.values())
+    unsure = any(answer.standing is Standing.UNKNOWN for answer in standings.values())
     if not odd and not sends:
         odd = _outvoted(programs, turns)
     if sends and not odd and not unsure and not _only_sends(situation, involved):
@@ -145,7 +152,7 @@ def _judge_circle(situation: Situation, turns: list[Turn], ops: Ints, sends: boo
     if not odd or len(odd) == len(involved):
         return _circle(situation, turns, ops, involved)
     shown = next(turn for turn in turns if turn.rank in odd)
-    _, key, by = standings[shown.rank]
+    answer = standings[shown.rank]
     notes = (
         note(
             "circle",
@@ -154,10 +161,12 @@ def _judge_circle(situation: Situation, turns: list[Turn], ops: Ints, sends: boo
             ranks=len(involved),
             oldest_ms=int(situation.graph.age_ms[ops].max()),
         ),
-        _why(programs, odd, key, by),
+        _why(programs, odd, answer.key, answer.by),
     )
-    if key is not None and key[0] == "pair":
-        return _counterpart(situation, turns, sorted(odd), key, by, notes)
+    if answer.key is not None and answer.instead is not None:
+        return peer_mismatch(situation, shown.rank, shown.inside, answer.instead, answer.key, notes)
+    if answer.key is not None and answer.key[0] == "pair":
+        return _counterpart(situation, turns, sorted(odd), answer.key, answer.by, notes)
     first, second = phrase(situation, shown.inside), phrase(situation, shown.lacking)
     return Finding(
         "order_inversion",
@@ -206,27 +215,25 @@ def _circle(situation: Situation, turns: list[Turn], ops: Ints, involved: list[i
     )
 
 
-def _standings(programs: Programs, turns: list[Turn]) -> dict[int, tuple[Standing, Key | None, int]]:
+def _standings(programs: Programs, turns: list[Turn]) -> dict[int, Answer]:
     """What the siblings of each rank of the circle say; bounded, the rest stays unknown."""
-    found: dict[int, tuple[Standing, Key | None, int]] = {}
-    for turn in turns:
-        known = found.get(turn.rank)
-        if known is not None and known[0] is not Standing.UNKNOWN:
-            continue
-        if len(found) >= RANKS_COMPARED_MAX and known is None:
-            found[turn.rank] = (Standing.UNKNOWN, None, 0)
-            continue
-        found[turn.rank] = programs.standing(turn.rank, turn.inside)
-    return found
+    ranks = dict.fromkeys(turn.rank for turn in turns)
+    compared = set(list(ranks)[:RANKS_COMPARED_MAX])
+    mine = [turn for turn in turns if turn.rank in compared]
+    # Nobody else may have made the call that a rank stands in; with run-ahead it has made the other, too.
+    pairs = [(turn.rank, turn.inside) for turn in mine] + [(turn.rank, turn.lacking) for turn in mine]
+    found = programs.standings(pairs)
+    return {rank: found.get(rank, UNKNOWN) for rank in ranks}
 
 
 def _outvoted(programs: Programs, turns: list[Turn]) -> set[int]:
     """Ranks that took two kinds of groups one way where at least twice as many took them the other."""
-    odd: set[int] = set()
+    asked: dict[tuple[int, int], set[int]] = {}
     for turn in turns[:RANKS_COMPARED_MAX]:
-        against, alike = programs.votes(turn.rank, turn.inside, turn.lacking)
-        if against >= 2 and against >= 2 * alike:
-            odd.add(turn.rank)
+        asked.setdefault((turn.inside, turn.lacking), set()).add(turn.rank)
+    odd: set[int] = set()
+    for (inside, lacking), ranks in asked.items():
+        odd.update(programs.outvoted(np.array(sorted(ranks), np.int64), inside, lacking).tolist())
     return odd
 
 
