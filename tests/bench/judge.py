@@ -8,6 +8,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import fields
 
 from paceline.analysis import JobEvidence, judge
 from tests.bench.judge_jobs import HANGS, SLOW, hang_evidence, slow_evidence
@@ -47,8 +48,8 @@ def measure(name: str, ranks: int, repeats: int = 15) -> dict[str, object]:
 
 def forget(evidence: JobEvidence) -> None:
     """Drop what an earlier judgement has derived."""
-    for name in ("comm_of", "round_comm", "_round_order"):
-        evidence.__dict__.pop(name, None)
+    for name in set(evidence.__dict__) - {field.name for field in fields(evidence)}:
+        del evidence.__dict__[name]
 
 
 def main() -> None:

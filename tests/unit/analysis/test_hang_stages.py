@@ -118,8 +118,8 @@ class TestInit:
     def test_first_use_that_never_completes(self) -> None:
         job = SimulatedJob(SHAPE, 2)
         job.stuck = ("dp_1", 1)
-        evidence = job.run().evidence()
-        assert explain(evidence).reason == "connecting"
+        assert explain(job.run().evidence()).reason == "connecting"
+        evidence = job.evidence()
         evidence.state["head_age_ms"][evidence.state["head_age_ms"] > 0] += 30_000
         verdict = judge(evidence)
         assert (verdict.verdict_class, verdict.sub_reason) == (VerdictClass.INIT, SubReason.LAZY_CONNECT)

@@ -9,6 +9,7 @@ from tests.unit.analysis.simulated_job import Shape, SimulatedJob
 
 SHAPES = (Shape(4, 2, 1), Shape(2, 2, 2), Shape(4, 4, 1), Shape(4, 4, 2), Shape(8, 4, 1), Shape(4, 4, 4))
 PIPELINES = (Shape(2, 2, 2), Shape(2, 4, 2), Shape(4, 4, 2), Shape(4, 4, 4), Shape(2, 4, 4))
+LONG_PIPELINES = (Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 2, 4), Shape(2, 2, 3))
 BIG = Shape(8, 4, 4)
 MODES = ((1, "gloo"), (6, "nccl"))
 SEEDS = 30
@@ -33,6 +34,8 @@ def make(kind: str, seed: int) -> Injection:
     shape = BIG if seed % 12 == 11 else SHAPES[seed % len(SHAPES)]
     if kind.startswith("p2p"):
         shape = PIPELINES[seed % len(PIPELINES)]
+    if kind.startswith("h2_peer"):  # a message to somebody else needs a third stage
+        shape = LONG_PIPELINES[seed % len(LONG_PIPELINES)]
     window, backend = MODES[seed // len(SHAPES) % 2]
     return inject(kind, SimulatedJob(shape, seed, window=window, backend=backend))
 
@@ -83,9 +86,7 @@ def test_missing_counterpart_names_the_rank(function: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", ["h2_peer_send", "h2_peer_recv"])
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_other_peer_names_the_rank(kind: str, seed: int) -> None:
-    window, backend = MODES[seed % 2]
-    shape = (Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 2, 4))[seed % 3]
-    injection = inject(kind, SimulatedJob(shape, seed, window=window, backend=backend))
+    injection = make(kind, seed)
     verdict = judge(injection.job.evidence())
     assert named(verdict) == set(injection.ranks), verdict.summary
     assert verdict.sub_reason is SubReason.PEER_MISMATCH, verdict.summary

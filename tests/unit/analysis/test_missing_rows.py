@@ -32,11 +32,14 @@ def rounds_of_few_ranks(tables: Tables, random: np.random.Generator) -> Tables:
 
 
 def any_rows(tables: Tables, random: np.random.Generator) -> Tables:
-    """Rows of everything that says what was called; links are `locate`'s own matter."""
+    """Ranks that report nothing, and single rows of what was called."""
     share = float(random.choice([0.02, 0.1, 0.3]))
+    ranks = np.unique(tables[RowKind.STATE]["rank"])
+    silent = ranks[random.random(len(ranks)) < share / 3]
+    left = {kind: rows[~np.isin(rows["rank"], silent)] for kind, rows in tables.items()}
     return {
-        kind: rows if kind is RowKind.EDGE else rows[random.random(len(rows)) >= share]
-        for kind, rows in tables.items()
+        kind: rows[random.random(len(rows)) >= share] if kind in (RowKind.ROUND, RowKind.PEER) else rows
+        for kind, rows in left.items()
     }
 
 
@@ -84,7 +87,7 @@ def without(job_batches: list[Batch], loss: object, random: np.random.Generator)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("kind", ["inversion", "p2p_send", "p2p_recv"])
+@pytest.mark.parametrize("kind", ["inversion", "p2p_send", "p2p_recv", "h2_peer_send", "h2_peer_recv"])
 def test_turned_and_left_out_calls_with_missing_rows(kind: str, loss: object) -> None:
     for seed in range(8):
         injection = make(kind, seed)

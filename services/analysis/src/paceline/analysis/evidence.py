@@ -7,6 +7,7 @@ number of communicators. Ranks are global and index the per-rank arrays directly
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,15 +78,29 @@ class JobEvidence:
         return self.index_of(self.rounds["comm"])
 
     @cached_property
-    def _round_order(self) -> tuple[Ints, Ints]:
-        """Rows of `rounds` by communicator, and where each begins (K + 1)."""
-        order = np.argsort(self.round_comm, kind="stable")
-        return order, np.searchsorted(self.round_comm[order], np.arange(self.communicators + 1))
+    def _round_order(self) -> tuple[Rows, Ints]:
+        """`rounds` by communicator, which is how the builder leaves them, and where each begins (K + 1)."""
+        comm, rounds = self.round_comm, self.rounds
+        if bool((comm[1:] < comm[:-1]).any()):
+            order = np.argsort(comm, kind="stable")
+            comm, rounds = comm[order], rounds[order]
+        return rounds, np.searchsorted(comm, np.arange(self.communicators + 1))
 
     def rounds_of(self, comm: int) -> Rows:
         """Rows of `rounds` of communicator index `comm`, in their order."""
-        order, first = self._round_order
-        return self.rounds[order[first[comm] : first[comm + 1]]]
+        rounds, first = self._round_order
+        return rounds[first[comm] : first[comm + 1]]
+
+    @cached_property
+    def _columns(self) -> dict[str, npt.NDArray[Any]]:
+        return {}
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """M: a column of `state` by itself. The rules read few columns many times, and a row is wide."""
+        columns = self._columns
+        if name not in columns:
+            columns[name] = np.ascontiguousarray(self.state[name])
+        return columns[name]
 
     def members(self, comm: int) -> Ints:
         """Global ranks of communicator index `comm`, in communicator order."""

@@ -9,7 +9,7 @@ from paceline.analysis.evidence import Ints, JobEvidence
 from paceline.analysis.situation import Situation
 from paceline.contracts.batch import Rows
 from paceline.contracts.codes import DType, Function, ReduceOp
-from paceline.contracts.ids import format_communicator, format_ranks
+from paceline.contracts.ids import format_communicator
 from paceline.contracts.verdicts import (
     Action,
     ActionKind,
@@ -70,12 +70,30 @@ def group_root(evidence: JobEvidence, ranks: Sequence[int], name: str) -> Root:
 
 def name_ranks(ranks: Sequence[int] | Ints) -> str:
     """`rank 5`, `ranks 5 and 7`, `ranks 40-47`."""
-    values = sorted({int(rank) for rank in ranks})
+    values = np.unique(np.asarray(ranks, np.int64))
     if len(values) == 1:
         return f"rank {values[0]}"
     if len(values) == 2:
         return f"ranks {values[0]} and {values[1]}"
-    return f"ranks {format_ranks(values)}"
+    return f"ranks {_format_ascending(values)}"
+
+
+def _format_ascending(values: Ints) -> str:
+    """As `format_ranks`, in as many steps as the text has parts: a victim may be one of 100,000."""
+    changes = np.flatnonzero(np.diff(values, 2)) + 1  # places where the stride becomes another one
+    parts: list[str] = []
+    index = 0
+    while index < len(values):
+        later = int(np.searchsorted(changes, index, "right"))
+        end = int(changes[later]) if later < len(changes) else len(values) - 1
+        step = int(values[index + 1] - values[index]) if index < end else 1
+        if end - index >= 2 or (end > index and step == 1):
+            parts.append(f"{values[index]}-{values[end]}" + ("" if step == 1 else f"/{step}"))
+            index = end + 1
+        else:
+            parts.append(str(values[index]))
+            index += 1
+    return ",".join(parts)
 
 
 def plural(count: int, noun: str) -> str:

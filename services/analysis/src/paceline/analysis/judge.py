@@ -123,7 +123,9 @@ def _verdict(situation: Situation, finding: Finding) -> Verdict:
     }
     behind = situation.graph.behind
     holds = Links.join([situation.graph.holds, behind]) if len(behind.op) else situation.graph.holds
-    holders = np.unique(holds.rank[situation.stalled[holds.op]])
+    inside = np.zeros(situation.evidence.world_size, np.bool_)
+    inside[holds.rank[situation.stalled[holds.op]]] = True
+    holders = np.flatnonzero(inside)
     waiting = holders if finding.waiting is None else np.array(finding.waiting, np.int64)
     victims = waiting[~np.isin(waiting, sorted(rank for rank in roots if rank is not None))]
     comms = _waiting_communicators(situation, np.flatnonzero(situation.stalled))
@@ -174,7 +176,10 @@ def _age_s(situation: Situation, op: int) -> float:
 def _waiting_communicators(situation: Situation, ops: Ints) -> int:
     graph = situation.graph
     pairs = ops[(ops >= graph.pair_base) & (ops < graph.host_base)] - graph.pair_base
-    return len(np.unique(np.concatenate([ops[ops < graph.pair_base], graph.pairs.comm[pairs]])))
+    found = np.zeros(situation.evidence.communicators, np.bool_)
+    found[ops[ops < graph.pair_base]] = True
+    found[graph.pairs.comm[pairs]] = True
+    return int(found.sum())
 
 
 def _coverage(situation: Situation) -> Coverage:
@@ -183,7 +188,7 @@ def _coverage(situation: Situation) -> Coverage:
     reporting = evidence.process_seen & ~processes.lost
     whole = np.ones(evidence.communicators, np.bool_)
     whole[evidence.comm_of[~seen]] = False
-    sources = int(np.bitwise_or.reduce(evidence.state["sources"][seen])) if seen.any() else 0
+    sources = int(np.bitwise_or.reduce(evidence.column("sources")[seen])) if seen.any() else 0
     return Coverage(
         ranks_expected=evidence.world_size,
         ranks_reporting=int(reporting.sum()),

@@ -39,11 +39,13 @@ def read_pairs(evidence: JobEvidence, processes: Processes) -> PairWaits:
     comm = evidence.index_of(rows["comm"])
     rank = rows["rank"].astype(np.int64)
     usable = (comm >= 0) & (~processes.lost[rank] if len(rows) else True)
-    rows, comm, rank = rows[usable], comm[usable], rank[usable]
+    if not bool(np.all(usable)):
+        rows, comm, rank = rows[usable], comm[usable], rank[usable]
     size = np.diff(evidence.offsets)[comm] if len(rows) else np.zeros(0, np.int64)
     local = rows["peer"].astype(np.int64)
     valid = (local == -2) | ((local >= 0) & (local < size))
-    rows, comm, rank, local = rows[valid], comm[valid], rank[valid], local[valid]
+    if not valid.all():
+        rows, comm, rank, local = rows[valid], comm[valid], rank[valid], local[valid]
     peer = np.full(len(rows), -1, np.int64)
     named = local >= 0
     peer[named] = evidence.member_rank[evidence.offsets[comm[named]] + local[named]]
@@ -105,13 +107,13 @@ def _done(
 
 def hidden_completion(evidence: JobEvidence) -> Mask:
     """Members whose source does not show when an operation is over."""
-    mask: Mask = evidence.seen & ((evidence.state["flags"] & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
+    mask: Mask = evidence.seen & ((evidence.column("flags") & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
     return mask
 
 
 def _quiet_pages(evidence: JobEvidence, processes: Processes) -> Mask:
     """Ranks whose frames were all reported and have nothing open: they post no peer rows."""
     seen = evidence.seen
-    busy = np.bincount(evidence.member_rank[seen], evidence.state["open_ops"][seen], evidence.world_size)
+    busy = np.bincount(evidence.member_rank[seen], evidence.column("open_ops")[seen], evidence.world_size)
     mask: Mask = complete_pages(evidence, seen, processes.lost) & (busy == 0)
     return mask

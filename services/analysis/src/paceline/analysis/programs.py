@@ -161,8 +161,8 @@ class Programs:
             same = (self._round_kind == call[1]) & (rows["round"] == call[2])
             inside = self._situation.graph.collectives.inside
             inside = inside & (self._kind_of[evidence.comm_of] == call[1])
-            inside &= (evidence.state["head_round"] == call[2]) & (evidence.state["head_issue"] > 0)
-            ranks, issues = evidence.member_rank[inside], evidence.state["head_issue"][inside]
+            inside &= (evidence.column("head_round") == call[2]) & (evidence.column("head_issue") > 0)
+            ranks, issues = evidence.member_rank[inside], evidence.column("head_issue")[inside]
         else:
             direction = np.where(rows["function"] == Function.SEND, 0, 1)
             same = (self._round_kind == call[1]) & (rows["round"] == 0) & (rows["peer"] == call[2])
@@ -224,7 +224,7 @@ class Programs:
             self._kind_of[evidence.comm_of[members]],
             *(self._pair_key(self._peer_kind[near], peers["peer"][near], side) for side in (0, 1)),
         ]
-        number = [evidence.state["entered"][members], peers["posted"][near, 0], peers["posted"][near, 1]]
+        number = [evidence.column("entered")[members], peers["posted"][near, 0], peers["posted"][near, 1]]
         owners, keys = index[np.concatenate(owner)], np.concatenate(key)
         columns = np.unique(np.concatenate([keys, calls.key]))
         width = max(len(columns), 1)
@@ -377,7 +377,7 @@ class Programs:
         if kind not in self._entered:
             mine = (self._kind_of[evidence.comm_of] == kind) & evidence.seen
             counts = np.bincount(
-                evidence.member_rank[mine], evidence.state["entered"][mine], evidence.world_size
+                evidence.member_rank[mine], evidence.column("entered")[mine], evidence.world_size
             )
             self._entered[kind] = counts.astype(np.int64)
         return self._entered[kind]

@@ -100,8 +100,8 @@ class Situation:
     def hidden(self) -> Mask:
         """Ranks with something open that no row explains."""
         evidence, pairs = self.evidence, self.graph.pairs
-        state = evidence.state
-        suspicious = evidence.seen & (state["open_ops"] > 0) & (state["head_round"] == 0)
+        suspicious = (evidence.column("open_ops") > 0) & (evidence.column("head_round") == 0)
+        suspicious &= evidence.seen
         if not suspicious.any():
             return np.zeros(evidence.world_size, np.bool_)
         explained = np.unique(pairs.comm * evidence.world_size + pairs.rank)
@@ -219,15 +219,15 @@ class Situation:
 
     def holders(self, op: int) -> Ints:
         """Ranks inside operation `op`, ascending."""
-        return np.unique(self.graph.holds.rank[self.graph.holds.op == op])
+        return np.flatnonzero(self._ranks(self.graph.holds.rank[self.graph.holds.op == op]))
 
     def lacking(self, op: int) -> Ints:
         """Observed ranks that have not entered `op`, ascending."""
-        return np.unique(self.graph.lacks.rank[self.graph.lacks.op == op])
+        return np.flatnonzero(self._ranks(self.graph.lacks.rank[self.graph.lacks.op == op]))
 
     def blind(self, op: int) -> Ints:
         """Ranks of `op` that nobody reported, ascending."""
-        return np.unique(self.graph.blind.rank[self.graph.blind.op == op])
+        return np.flatnonzero(self._ranks(self.graph.blind.rank[self.graph.blind.op == op]))
 
     def oldest(self, ops: Ints) -> int:
         """The operation of `ops` that has waited longest; ties go to the lower index."""

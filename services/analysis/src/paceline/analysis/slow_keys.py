@@ -134,22 +134,31 @@ def _newest(table: _Table, count: int) -> _Table:
     return _Table(table.rounds[mask], table.times[mask], table.at(mask), table.ranks)
 
 
+def _those(rows: Rows, who: Ints, mask: Mask) -> tuple[Rows, Ints]:
+    return (rows, who) if mask.all() else (rows[mask], who[mask])
+
+
 def _table(rows: Rows, base: np.void, members: Ints) -> _Table:
     """Completed kept rounds that every reporting member has.
 
     Members without any round are left out; rounds that a reporting member lacks as well.
     """
-    mine = (rows["comm"] == base["comm"]) & (rows["function"] == base["function"])
-    mine &= (rows["dtype"] == base["dtype"]) & (rows["duration_ns"] > 0) & (rows["round"] > 0)
+    mine = (rows["function"] == base["function"]) & (rows["dtype"] == base["dtype"])
+    mine &= (rows["duration_ns"] > 0) & (rows["round"] > 0)
     mine &= rows["path"] == ((int(base["algorithm"]) << 4) | int(base["protocol"]))
-    rows = rows[mine]
-    bits = np.frexp(rows["count"].astype(np.float64))[1]  # bit length, exact up to 2^53 elements
-    rows = rows[(bits == int(base["bucket"])) & np.isin(rows["rank"], members)]
-    order = members[np.isin(members, rows["rank"])]
-    numbers = np.unique(rows["round"])
-    by_rank = np.argsort(order)
-    line = np.searchsorted(numbers, rows["round"])
-    place = by_rank[np.searchsorted(order[by_rank], rows["rank"])] if len(rows) else line
+    # Bit length, exact up to 2^53 elements.
+    mine &= np.frexp(rows["count"].astype(np.float64))[1] == int(base["bucket"])
+    member = np.full(int(members.max(initial=-1)) + 2, -1, np.int64)
+    member[members] = np.arange(len(members))
+    who = member[np.minimum(rows["rank"].astype(np.int64), len(member) - 1)]
+    rows, who = _those(rows, who, mine & (who >= 0))
+    reports = np.zeros(len(members), np.bool_)
+    reports[who] = True
+    order = members[reports]
+    place = (np.cumsum(reports) - 1)[who]
+    number = rows["round"].copy()
+    numbers = np.unique(number)
+    line = np.searchsorted(numbers, number)
     tables = {name: np.zeros((len(numbers), len(order))) for name in ("times", "receive", "send", "hidden")}
     for name, column in (
         ("times", "duration_ns"), ("receive", "recv_wait_us"), ("send", "send_wait_us"),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.analysis.evidence import Ints
 from paceline.analysis.findings import (
     Finding,
     function_name,
@@ -26,6 +27,7 @@ from paceline.contracts.verdicts import (
     VerdictClass,
 )
 
+CELLS_MIN = 1 << 20
 _FIELDS = (
     ("function", SubReason.OPERATION_MISMATCH),
     ("dtype", SubReason.DTYPE_MISMATCH),
@@ -72,17 +74,33 @@ def _diverged(situation: Situation) -> dict[int, int]:
         return {}
     eligible = collectives.level | situation.stalled[: evidence.communicators]
     usable = (rows["round"] > 0) & (rows["signature"] > 0) & (comm >= 0) & eligible[comm]
-    rows, comm = rows[usable], comm[usable]
-    if len(rows) == 0:
+    number, signature = rows["round"][usable].astype(np.int64), rows["signature"][usable]
+    comm = comm[usable]
+    if len(comm) == 0:
         return {}
-    order = np.lexsort((rows["round"], comm))
-    number, comm, signature = rows["round"][order], comm[order], rows["signature"][order]
-    starts = np.flatnonzero(np.r_[True, (comm[1:] != comm[:-1]) | (number[1:] != number[:-1])])
-    differs = np.maximum.reduceat(signature, starts) != np.minimum.reduceat(signature, starts)
+    # One cell for each (communicator, number) would do, where the numbers of a communicator are near.
+    key = _cells(comm, number)
+    some = np.zeros(int(key.max()) + 1, np.uint64)
+    some[key] = signature
+    differs = np.flatnonzero(some[key] != signature)
     found: dict[int, int] = {}
-    for at in starts[differs][::-1]:
-        found[int(comm[at])] = int(number[at])  # rounds ascend, so the earliest stays
+    for at in differs[np.argsort(-number[differs], kind="stable")]:
+        found[int(comm[at])] = int(number[at])  # rounds descend, so the earliest stays
     return found
+
+
+def _cells(comm: Ints, number: Ints) -> Ints:
+    """A small number for each (communicator, round), dense enough to index an array."""
+    low = np.full(int(comm.max()) + 1, np.iinfo(np.int64).max, np.int64)
+    high = np.full(len(low), -1, np.int64)
+    np.minimum.at(low, comm, number)
+    np.maximum.at(high, comm, number)
+    span = np.where(high >= low, high - low + 1, 0)
+    first = np.cumsum(span) - span
+    if int(span.sum()) > 4 * len(comm) + CELLS_MIN:  # rounds from far apart: number them
+        _, cells = np.unique(np.column_stack([comm, number]), axis=0, return_inverse=True)
+        return np.asarray(cells.reshape(-1), np.int64)
+    return first[comm] + number - low[comm]
 
 
 def pair_mismatch(situation: Situation) -> Finding | None:
@@ -130,7 +148,7 @@ def _suspicious(situation: Situation) -> list[int]:
     count = evidence.communicators
     if count == 0:
         return []
-    signature, starts = evidence.state["head_signature"], evidence.offsets[:-1]
+    signature, starts = evidence.column("head_signature"), evidence.offsets[:-1]
     highest = np.maximum.reduceat(np.where(collectives.inside, signature, 0), starts)
     top = np.uint64(np.iinfo(np.uint64).max)
     lowest = np.minimum.reduceat(np.where(collectives.inside, signature, top), starts)
@@ -143,7 +161,7 @@ def _calls(situation: Situation, op: int, number: int) -> dict[int, _Call]:
     """What each member called in the round, from its head of line or from its recorded rounds."""
     evidence, collectives = situation.evidence, situation.graph.collectives
     part = slice(int(evidence.offsets[op]), int(evidence.offsets[op + 1]))
-    inside = collectives.inside[part] & (evidence.state["head_round"][part] == number)
+    inside = collectives.inside[part] & (evidence.column("head_round")[part] == number)
     state, ranks = evidence.state[part][inside], evidence.member_rank[part][inside]
     rows = evidence.rounds_of(op)
     at = rows["round"] == number
@@ -285,8 +303,8 @@ def _sibling_vote(situation: Situation, op: int, votes: Counter[int], number: in
     rounds = evidence.rounds
     at = np.isin(rounds["comm"], evidence.comm_ids[alike]) & (rounds["round"] == number)
     seen = [int(value) for value in rounds["signature"][at]]
-    members = np.isin(evidence.comm_of, alike) & evidence.seen & (evidence.state["head_round"] == number)
-    seen += [int(value) for value in evidence.state["head_signature"][members]]
+    members = np.isin(evidence.comm_of, alike) & evidence.seen & (evidence.column("head_round") == number)
+    seen += [int(value) for value in evidence.column("head_signature")[members]]
     tally = Counter(value for value in seen if value in votes)
     if len(tally) != 1 or sum(tally.values()) < 2:
         return 0, 0

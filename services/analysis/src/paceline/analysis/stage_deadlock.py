@@ -8,7 +8,7 @@ from paceline.analysis.evidence import Ints, Mask
 from paceline.analysis.findings import Finding, group_root, name_ranks, note, phrase, rank_roots
 from paceline.analysis.programs import UNKNOWN, Answer, Key, Programs, Standing
 from paceline.analysis.situation import Edges, Situation
-from paceline.analysis.stage_peers import peer_mismatch
+from paceline.analysis.stage_peers import peer_mismatch, wrong_peer_of
 from paceline.contracts.codes import OpState
 from paceline.contracts.verdicts import (
     Action,
@@ -23,7 +23,7 @@ from paceline.contracts.verdicts import (
 # An operation that the device has started on some ranks and not on others, while these run another one.
 _NOT_STARTED, _STARTED = OpState.ENTERED, OpState.STARTED
 TURNS_MAX = 4096
-RANKS_COMPARED_MAX = 256
+RANKS_COMPARED_MAX = 4096
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def queue_exhausted(situation: Situation) -> Finding | None:
     count = evidence.communicators
     if count == 0:
         return None
-    state = evidence.state["state"]
+    state = evidence.column("state")
     waiting = collectives.inside & (state == _NOT_STARTED)
     running = collectives.inside & (state == _STARTED)
     starts = evidence.offsets[:-1]
@@ -131,7 +131,11 @@ def _turns(edges: Edges, ops: Ints) -> list[Turn]:
         int(max(edges.source.max(initial=0), edges.target.max(initial=0), ops.max())) + 1, np.bool_
     )
     inside[ops] = True
-    core = np.flatnonzero(inside[edges.source] & inside[edges.target])[:TURNS_MAX]
+    core = np.flatnonzero(inside[edges.source] & inside[edges.target])
+    if len(core) > TURNS_MAX:  # few ranks do what is rare, and the odd one is among them
+        step = edges.source[core] * len(inside) + edges.target[core]
+        _, which, count = np.unique(step, return_inverse=True, return_counts=True)
+        core = core[np.argsort(count[which.reshape(-1)], kind="stable")][:TURNS_MAX]
     found = zip(
         edges.rank[core].tolist(), edges.target[core].tolist(), edges.source[core].tolist(), strict=True
     )
@@ -151,6 +155,8 @@ def _judge_circle(situation: Situation, turns: list[Turn], ops: Ints, sends: boo
         return None  # everybody did what its siblings did: the circle is not one
     if not odd or len(odd) == len(involved):
         return _circle(situation, turns, ops, involved)
+    if (swapped := wrong_peer_of(situation, programs, sorted(odd))) is not None:
+        return swapped
     shown = next(turn for turn in turns if turn.rank in odd)
     answer = standings[shown.rank]
     notes = (

@@ -220,6 +220,8 @@ def open_send(situation: Situation) -> Finding | None:
     graph = situation.graph
     idle = situation.sending & situation.observed & ~processes.dead & ~processes.ended
     idle[graph.holds.rank[graph.blind_count[graph.holds.op] > 0]] = False  # its peer may keep it
+    unsure = graph.pairs.sends & (graph.pairs.peer >= 0) & ~situation.observed[graph.pairs.peer]
+    idle[graph.pairs.rank[unsure]] = False  # so may a peer of which not everything is known
     roots = np.unique(lacks.rank[idle[lacks.rank]])
     if len(roots) == 0:
         return None

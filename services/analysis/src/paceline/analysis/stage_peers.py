@@ -16,19 +16,28 @@ def wrong_peer(situation: Situation) -> Finding | None:
 
     That alone is usual wherever ranks wait for each other; what the siblings called instead decides.
     """
-    pairs, base = situation.graph.pairs, situation.graph.pair_base
     at = _crossed(situation)
-    if len(at) == 0:
-        return None
+    return _compare(situation, Programs(situation), at[:COMPARED_MAX]) if len(at) else None
+
+
+def wrong_peer_of(situation: Situation, programs: Programs, ranks: list[int]) -> Finding | None:
+    """As `wrong_peer`, of ranks that are known to differ from their siblings."""
+    pairs = situation.graph.pairs
+    at = np.flatnonzero(np.isin(pairs.rank, ranks) & (pairs.peer >= 0) & (pairs.issue > 0))
+    return _compare(situation, programs, at[:COMPARED_MAX])
+
+
+def _compare(situation: Situation, programs: Programs, at: Ints) -> Finding | None:
+    pairs = situation.graph.pairs
     first: dict[int, int] = {}  # rank -> its earliest call of them
-    for index in sorted(at[:COMPARED_MAX].tolist(), key=lambda index: int(pairs.issue[index])):
+    for index in sorted(at.tolist(), key=lambda index: int(pairs.issue[index])):
         first.setdefault(int(pairs.rank[index]), index)
-    programs = Programs(situation)
     found = programs.instead({rank: int(pairs.issue[index]) for rank, index in first.items()})
     for rank, (mine, theirs) in found.items():
         if is_same_but_peer(mine, theirs):
             why = note("siblings", f"after the same calls all siblings of rank {rank} called another peer")
-            return peer_mismatch(situation, rank, base + first[rank], mine, theirs, (why,))
+            op = situation.graph.pair_base + first[rank]
+            return peer_mismatch(situation, rank, op, mine, theirs, (why,))
     return None
 
 

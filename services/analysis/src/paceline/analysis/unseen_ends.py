@@ -40,7 +40,7 @@ def obscured_ranks(evidence: JobEvidence, processes: Processes, graph: WaitGraph
     seen = evidence.seen & ~processes.lost[rank]
     known = seen | complete_pages(evidence, seen, processes.lost)[rank]
     partial = np.logical_or.reduceat(~known, starts) & graph.collectives.level
-    found[rank[hidden & partial[comm_of] & (evidence.state["entered"] > 0)]] = True
+    found[rank[hidden & partial[comm_of] & (evidence.column("entered") > 0)]] = True
     unanswered = (graph.blind_count > 0) & (graph.lack_count == 0) & unseen_operations(evidence, graph)
     found[graph.holds.rank[unanswered[graph.holds.op]]] = True
     return _follow(evidence, graph, hidden, found) if found.any() else found

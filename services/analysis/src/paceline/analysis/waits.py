@@ -31,6 +31,7 @@ SYNCHRONISING = (
     Function.ALL_TO_ALL,
     Function.BARRIER,
 )
+_SYNCHRONISES = np.isin(np.arange(256), SYNCHRONISING)  # by code of the function, one byte
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +107,11 @@ def build_graph(evidence: JobEvidence, processes: Processes) -> WaitGraph:
     world, comms = evidence.world_size, evidence.communicators
     collectives = _collectives(evidence, processes)
     rank, comm_of = evidence.member_rank, evidence.comm_of
-    state = evidence.state
     inside = Links(
         comm_of[collectives.inside],
         rank[collectives.inside],
-        state["head_issue"][collectives.inside],
-        state["head_age_ms"][collectives.inside].astype(np.int64),
+        evidence.column("head_issue")[collectives.inside],
+        evidence.column("head_age_ms")[collectives.inside].astype(np.int64),
     )
     pairs = read_pairs(evidence, processes)
     count = len(pairs.rank)
@@ -157,8 +157,8 @@ def build_graph(evidence: JobEvidence, processes: Processes) -> WaitGraph:
         behind=Links(
             comm_of[collectives.behind],
             rank[collectives.behind],
-            state["head_issue"][collectives.behind],
-            state["head_age_ms"][collectives.behind].astype(np.int64),
+            evidence.column("head_issue")[collectives.behind],
+            evidence.column("head_age_ms")[collectives.behind].astype(np.int64),
         ),
         mirrored=Links(pair_ops[both], pairs.peer[both], pairs.peer_issue[both], pairs.age_ms[both]),
         weak=weak,
@@ -183,10 +183,10 @@ def _per_communicator(
 
 
 def _collectives(evidence: JobEvidence, processes: Processes) -> Collectives:
-    state, comm_of = evidence.state, evidence.comm_of
+    comm_of, entered = evidence.comm_of, evidence.column("entered")
     seen = evidence.seen & ~processes.lost[evidence.member_rank]
-    closed = (state["flags"] & FrameFlag.CLOSED) != 0
-    head = np.where(seen & ~closed, state["head_round"], 0)
+    closed = (evidence.column("flags") & FrameFlag.CLOSED) != 0
+    head = np.where(seen & ~closed, evidence.column("head_round"), 0)
     head = _entered_heads(evidence, seen & ~closed, head)
     first = _per_communicator(evidence, np.where(head > 0, head, _NEVER), np.minimum)
     first = np.where(first == _NEVER, 0, first).astype(np.uint64)
@@ -195,15 +195,15 @@ def _collectives(evidence: JobEvidence, processes: Processes) -> Collectives:
     inside = is_open & (head == here)
     complete = complete_pages(evidence, seen, processes.lost)
     known = seen | complete[evidence.member_rank]  # a whole page without this frame: never entered
-    lacking = is_open & known & ~inside & (state["entered"] < here)
-    completed = np.where(seen, state["completed"], 0)
+    lacking = is_open & known & ~inside & (entered < here)
+    completed = np.where(seen, evidence.column("completed"), 0)
     most = _per_communicator(evidence, completed, np.maximum)[comm_of]
     synchronising = _per_communicator(
-        evidence, (inside & np.isin(state["function"], SYNCHRONISING)).astype(np.uint64), np.maximum
+        evidence, (inside & _SYNCHRONISES[evidence.column("function")]).astype(np.uint64), np.maximum
     )[comm_of]
     # Others left a round that needs everybody, and this row says its rank never entered it. One
     # round back is compared by what left; the head itself cannot have been left.
-    stale = lacking & (synchronising > 0) & (state["entered"] < np.minimum(most, here - np.uint64(1)))
+    stale = lacking & (synchronising > 0) & (entered < np.minimum(most, here - np.uint64(1)))
     stale = _without_loose_rounds(evidence, stale)
     return Collectives(
         round=first,
@@ -218,10 +218,10 @@ def _collectives(evidence: JobEvidence, processes: Processes) -> Collectives:
 
 
 def _level(evidence: JobEvidence, seen: Mask, first: npt.NDArray[np.uint64]) -> Mask:
-    hidden = seen & ((evidence.state["flags"] & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
+    hidden = seen & ((evidence.column("flags") & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
     if not hidden.any():
         return np.zeros(evidence.communicators, np.bool_)
-    entered = np.where(hidden, evidence.state["entered"], 0)
+    entered = np.where(hidden, evidence.column("entered"), 0)
     mask: Mask = (_per_communicator(evidence, entered, np.maximum) > 0) & (first == 0)
     return mask
 
@@ -231,13 +231,12 @@ def _entered_heads(evidence: JobEvidence, seen: Mask, head: npt.NDArray[np.uint6
 
     Where all have entered the same rounds nothing is known to be open, so H3 cannot follow.
     """
-    state = evidence.state
-    hidden = seen & ((state["flags"] & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
+    hidden = seen & ((evidence.column("flags") & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
     if not hidden.any():
         return head
     comm_of = evidence.comm_of
     blind = _per_communicator(evidence, hidden.astype(np.uint64), np.maximum)[comm_of] > 0
-    entered = state["entered"]
+    entered = evidence.column("entered")
     least = _per_communicator(evidence, np.where(seen, entered, _NEVER), np.minimum)[comm_of]
     most = _per_communicator(evidence, np.where(seen, entered, 0), np.maximum)[comm_of]
     inside = seen & (entered > least) & (least < most)
