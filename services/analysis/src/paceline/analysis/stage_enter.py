@@ -219,9 +219,12 @@ def open_send(situation: Situation) -> Finding | None:
     lacks, processes = situation.stalled_lacks, situation.processes
     graph = situation.graph
     idle = situation.sending & situation.observed & ~processes.dead & ~processes.ended
-    idle[graph.holds.rank[graph.blind_count[graph.holds.op] > 0]] = False  # its peer may keep it
-    unsure = graph.pairs.sends & (graph.pairs.peer >= 0) & ~situation.observed[graph.pairs.peer]
-    idle[graph.pairs.rank[unsure]] = False  # so may a peer of which not everything is known
+    # Its peer may keep it, or whoever keeps its peer, where that cannot be seen.
+    unclear = ~situation.observed
+    unclear[graph.holds.rank[graph.blind_count[graph.holds.op] > 0]] = True
+    sends = graph.pairs.sends & (graph.pairs.peer >= 0)
+    idle[graph.pairs.rank[sends & unclear[graph.pairs.peer]]] = False
+    idle &= ~unclear
     roots = np.unique(lacks.rank[idle[lacks.rank]])
     if len(roots) == 0:
         return None
