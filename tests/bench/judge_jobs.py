@@ -185,9 +185,8 @@ def slow_evidence(name: str, ranks: int) -> JobEvidence:
 
 def _slow_groups(topology: Topology, guilty: int, *, only_link: bool) -> list[tuple[CommKind, int]]:
     """(kind, index) of the communicators that a late rank makes slow, or one slow link."""
-    found = [(CommKind.DP, int(topology.groups[CommKind.DP].comm_of[guilty]))]
     if only_link:
-        return found
+        return [(CommKind.DP, int(topology.groups[CommKind.DP].comm_of[guilty]))]
     tensor = topology.groups[CommKind.TP]
     index = int(tensor.comm_of[guilty])
     others = topology.groups[CommKind.DP].comm_of[tensor.members[index]].tolist()

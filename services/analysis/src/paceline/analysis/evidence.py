@@ -21,6 +21,12 @@ MEMBERS_MAX = 1 << 23
 COMMUNICATORS_MAX = 1 << 20
 HEALTH_MAX = 4096
 
+_STATE_COLUMNS = (
+    "entered", "completed", "head_round", "head_issue", "head_signature", "head_age_ms",
+    "open_ops", "flags", "function", "state", "sources",
+)  # fmt: skip
+_CHUNK_ROWS = 4096  # of a hundred bytes: they stay in the cache while their columns are copied
+
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
@@ -75,7 +81,14 @@ class JobEvidence:
     @cached_property
     def round_comm(self) -> Ints:
         """Index of the communicator of each row of `rounds`, -1 where unknown."""
-        return self.index_of(self.rounds["comm"])
+        comm = self.round_columns["comm"]
+        starts = np.flatnonzero(np.r_[len(comm) > 0, comm[1:] != comm[:-1]])
+        return np.repeat(self.index_of(comm[starts]), np.diff(np.r_[starts, len(comm)]))
+
+    @cached_property
+    def round_columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Columns of `rounds` that are read of all rows."""
+        return take_columns(self.rounds, ("comm", "round", "signature"))
 
     @cached_property
     def _round_order(self) -> tuple[Rows, Ints]:
@@ -93,14 +106,11 @@ class JobEvidence:
 
     @cached_property
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
-        return {}
+        return take_columns(self.state, _STATE_COLUMNS)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """M: a column of `state` by itself. The rules read few columns many times, and a row is wide."""
-        columns = self._columns
-        if name not in columns:
-            columns[name] = np.ascontiguousarray(self.state[name])
-        return columns[name]
+        """M: a column of `state` by itself; the rules read few columns many times, and a row is wide."""
+        return self._columns[name]
 
     def members(self, comm: int) -> Ints:
         """Global ranks of communicator index `comm`, in communicator order."""
@@ -136,3 +146,13 @@ def find_sorted(keys: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]) ->
         return np.full(len(wanted), -1, np.int64)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[at] == wanted, at, -1).astype(np.int64)
+
+
+def take_columns(rows: Rows, names: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a table by themselves, in one pass over its memory."""
+    columns = {name: np.empty(len(rows), rows.dtype[name]) for name in names}
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        chunk = rows[start : start + _CHUNK_ROWS]
+        for name, column in columns.items():
+            column[start : start + len(chunk)] = chunk[name]
+    return columns

@@ -23,6 +23,7 @@ from paceline.contracts.codes import Function
 
 SIBLINGS_MAX = 64  # enough for a vote; all of them would cost ranks squared
 SIBLINGS_MIN = 2  # one other rank that differs may be the odd one itself
+ROUNDS_MAX = 1 << 31  # entered in groups of one kind; nobody gets there
 CALLS_MAX = 16  # distinct calls of one circle that are looked up; ranks in further ones stay unknown
 
 # ("kind", kind) -> rounds entered; ("pair", kind, peer, direction) -> operations posted
@@ -356,6 +357,8 @@ class Programs:
         observed = self._situation.observed
         ranks = ranks[observed[ranks]]
         base = int(max(taken.max(initial=0), skipped.max(initial=0))) + 2
+        if not 0 <= int(min(taken.min(initial=0), skipped.min(initial=0))) <= base < ROUNDS_MAX:
+            return ranks[:0]
         codes, number = np.unique((taken * base + skipped)[observed], return_counts=True)
 
         def count(first: Ints, second: Ints) -> Ints:

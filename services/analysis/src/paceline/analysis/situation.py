@@ -104,14 +104,16 @@ class Situation:
         suspicious &= evidence.seen
         if not suspicious.any():
             return np.zeros(evidence.world_size, np.bool_)
-        explained = np.unique(pairs.comm * evidence.world_size + pairs.rank)
-        keys = evidence.comm_of * evidence.world_size + evidence.member_rank
-        unexplained = suspicious & ~np.isin(keys, explained)
+        at = np.flatnonzero(suspicious)
+        keys = evidence.comm_of[at] * evidence.world_size + evidence.member_rank[at]
+        unexplained = ~np.isin(keys, pairs.comm * evidence.world_size + pairs.rank)
         # Without completions everything ever posted counts as open: any row of the pair explains it.
-        rows = evidence.peers
-        posted = evidence.index_of(rows["comm"]) * evidence.world_size + rows["rank"].astype(np.int64)
-        unexplained &= ~(hidden_completion(evidence) & np.isin(keys, posted))
-        return self._ranks(evidence.member_rank[unexplained])
+        blind = hidden_completion(evidence)[at]
+        if blind.any():
+            rows = evidence.peers
+            posted = evidence.index_of(rows["comm"]) * evidence.world_size + rows["rank"].astype(np.int64)
+            unexplained &= ~(blind & np.isin(keys, posted))
+        return self._ranks(evidence.member_rank[at[unexplained]])
 
     @cached_property
     def hosted(self) -> Mask:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.analysis.evidence import Ints, JobEvidence, Mask
+from paceline.analysis.evidence import Ints, JobEvidence, Mask, take_columns
 from paceline.analysis.policy import JudgePolicy
 from paceline.analysis.slow_links import Slow, Waits, find_links
 from paceline.analysis.transfers import ring_order
@@ -14,6 +14,10 @@ from paceline.analysis.waits import SYNCHRONISING
 from paceline.contracts.batch import Rows
 from paceline.contracts.codes import FrameFlag
 
+_ROUND_COLUMNS = (
+    "rank", "round", "count", "duration_ns", "function", "dtype", "path", "flags",
+    "recv_wait_us", "send_wait_us",
+)  # fmt: skip
 Times = npt.NDArray[np.float64]
 _AGREE = 0.8  # of the rounds at hand name the same rank ...
 _NATS_MIN = 4.0  # ... and by chance they would do so once in 50 times
@@ -134,37 +138,40 @@ def _newest(table: _Table, count: int) -> _Table:
     return _Table(table.rounds[mask], table.times[mask], table.at(mask), table.ranks)
 
 
-def _those(rows: Rows, who: Ints, mask: Mask) -> tuple[Rows, Ints]:
-    return (rows, who) if mask.all() else (rows[mask], who[mask])
-
-
 def _table(rows: Rows, base: np.void, members: Ints) -> _Table:
     """Completed kept rounds that every reporting member has.
 
     Members without any round are left out; rounds that a reporting member lacks as well.
     """
-    mine = (rows["function"] == base["function"]) & (rows["dtype"] == base["dtype"])
-    mine &= (rows["duration_ns"] > 0) & (rows["round"] > 0)
-    mine &= rows["path"] == ((int(base["algorithm"]) << 4) | int(base["protocol"]))
+    columns = take_columns(rows, _ROUND_COLUMNS)
+    mine = (columns["function"] == base["function"]) & (columns["dtype"] == base["dtype"])
+    mine &= (columns["duration_ns"] > 0) & (columns["round"] > 0)
+    mine &= columns["path"] == ((int(base["algorithm"]) << 4) | int(base["protocol"]))
     # Bit length, exact up to 2^53 elements.
-    mine &= np.frexp(rows["count"].astype(np.float64))[1] == int(base["bucket"])
+    mine &= np.frexp(columns["count"].astype(np.float64))[1] == int(base["bucket"])
     member = np.full(int(members.max(initial=-1)) + 2, -1, np.int64)
     member[members] = np.arange(len(members))
-    who = member[np.minimum(rows["rank"].astype(np.int64), len(member) - 1)]
-    rows, who = _those(rows, who, mine & (who >= 0))
+    who = member[np.minimum(columns["rank"].astype(np.int64), len(member) - 1)]
+    mine &= who >= 0
+    if not mine.all():
+        columns, who = {name: column[mine] for name, column in columns.items()}, who[mine]
     reports = np.zeros(len(members), np.bool_)
     reports[who] = True
     order = members[reports]
     place = (np.cumsum(reports) - 1)[who]
-    number = rows["round"].copy()
-    numbers = np.unique(number)
+    number = columns["round"]
+    low, high = (number.min(), number.max()) if len(number) else (np.uint64(0), np.uint64(0))
+    if int(high - low) < 1 << 20:  # cheaper than to sort them
+        numbers = np.flatnonzero(np.bincount((number - low).astype(np.int64))).astype(np.uint64) + low
+    else:
+        numbers = np.unique(number)
     line = np.searchsorted(numbers, number)
     tables = {name: np.zeros((len(numbers), len(order))) for name in ("times", "receive", "send", "hidden")}
     for name, column in (
         ("times", "duration_ns"), ("receive", "recv_wait_us"), ("send", "send_wait_us"),
     ):  # fmt: skip
-        tables[name][line, place] = rows[column]
-    tables["hidden"][line, place] = (rows["flags"] & FrameFlag.COUNTS_UNOBSERVABLE) != 0
+        tables[name][line, place] = columns[column]
+    tables["hidden"][line, place] = (columns["flags"] & FrameFlag.COUNTS_UNOBSERVABLE) != 0
     times = tables["times"]
     whole = (times > 0).all(axis=1) if len(order) >= 2 else np.zeros(len(numbers), np.bool_)
     hidden = tables["hidden"].any(axis=0)

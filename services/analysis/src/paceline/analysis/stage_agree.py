@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.analysis.evidence import Ints
 from paceline.analysis.findings import (
@@ -69,38 +70,37 @@ def _diverged(situation: Situation) -> dict[int, int]:
     """Communicator -> its earliest recorded round with differing signatures, where it stands still or
     nobody can say whether it does."""
     evidence, collectives = situation.evidence, situation.graph.collectives
-    rows, comm = evidence.rounds, evidence.round_comm
-    if len(rows) == 0 or evidence.communicators == 0:
+    comm = evidence.round_comm
+    if len(comm) == 0 or evidence.communicators == 0:
         return {}
+    number, signature = evidence.round_columns["round"], evidence.round_columns["signature"]
     eligible = collectives.level | situation.stalled[: evidence.communicators]
-    usable = (rows["round"] > 0) & (rows["signature"] > 0) & (comm >= 0) & eligible[comm]
-    number, signature = rows["round"][usable].astype(np.int64), rows["signature"][usable]
-    comm = comm[usable]
+    usable = (number > 0) & (signature > 0) & (comm >= 0) & eligible[comm]
+    number, signature, comm = number[usable], signature[usable], comm[usable]
     if len(comm) == 0:
         return {}
-    # One cell for each (communicator, number) would do, where the numbers of a communicator are near.
     key = _cells(comm, number)
     some = np.zeros(int(key.max()) + 1, np.uint64)
     some[key] = signature
     differs = np.flatnonzero(some[key] != signature)
     found: dict[int, int] = {}
-    for at in differs[np.argsort(-number[differs], kind="stable")]:
+    for at in differs[np.argsort(number[differs], kind="stable")][::-1]:
         found[int(comm[at])] = int(number[at])  # rounds descend, so the earliest stays
     return found
 
 
-def _cells(comm: Ints, number: Ints) -> Ints:
+def _cells(comm: Ints, number: npt.NDArray[np.uint64]) -> Ints:
     """A small number for each (communicator, round), dense enough to index an array."""
-    low = np.full(int(comm.max()) + 1, np.iinfo(np.int64).max, np.int64)
-    high = np.full(len(low), -1, np.int64)
+    low = np.full(int(comm.max()) + 1, np.iinfo(np.uint64).max, np.uint64)
+    high = np.zeros(len(low), np.uint64)
     np.minimum.at(low, comm, number)
     np.maximum.at(high, comm, number)
-    span = np.where(high >= low, high - low + 1, 0)
-    first = np.cumsum(span) - span
-    if int(span.sum()) > 4 * len(comm) + CELLS_MIN:  # rounds from far apart: number them
-        _, cells = np.unique(np.column_stack([comm, number]), axis=0, return_inverse=True)
+    span = np.where(high >= low, high - np.minimum(low, high), 0).astype(np.float64) + 1
+    if float(span.sum()) > 4 * len(comm) + len(low) + CELLS_MIN:  # from far apart, or hostile
+        _, cells = np.unique(np.column_stack([comm.astype(np.uint64), number]), axis=0, return_inverse=True)
         return np.asarray(cells.reshape(-1), np.int64)
-    return first[comm] + number - low[comm]
+    first = np.cumsum(span) - span
+    return first.astype(np.int64)[comm] + (number - low[comm]).astype(np.int64)
 
 
 def pair_mismatch(situation: Situation) -> Finding | None:
