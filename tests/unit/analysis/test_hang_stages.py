@@ -189,7 +189,7 @@ class TestHistory:
     def test_first_divergence_is_judged_not_the_round_that_stands_still(self) -> None:
         injection = inject("h2_size", SimulatedJob(Shape(4, 4, 1), 6))
         evidence, (rank,) = injection.job.evidence(), injection.ranks
-        operation = judge(evidence).operation
+        operation = judge(injection.job.evidence()).operation
         assert operation is not None
         comm = int(operation.communicator, 16)
         rows = evidence.rounds
