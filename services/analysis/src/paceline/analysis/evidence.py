@@ -91,6 +91,11 @@ class JobEvidence:
         return take_columns(self.rounds, ("comm", "round", "signature"))
 
     @cached_property
+    def measured(self) -> dict[object, Any]:
+        """What `slow_keys.measure` has found, by baseline row and policy."""
+        return {}
+
+    @cached_property
     def _round_order(self) -> tuple[Rows, Ints]:
         """`rounds` by communicator, which is how the builder leaves them, and where each begins (K + 1)."""
         comm, rounds = self.round_comm, self.rounds

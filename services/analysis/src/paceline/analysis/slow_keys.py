@@ -82,7 +82,18 @@ class _Table:
 
 
 def measure(evidence: JobEvidence, base: np.void, policy: JudgePolicy) -> SlowKey | None:
-    """The key of a baseline row, None where its rounds are not slow by the repeat rule."""
+    """The key of a baseline row, None where its rounds are not slow by the repeat rule.
+
+    The cost of a fault asks again for what the verdict has measured: each key is measured once.
+    """
+    name = (base.tobytes(), policy)
+    if name not in evidence.measured:
+        evidence.measured[name] = _measure(evidence, base, policy)
+    key: SlowKey | None = evidence.measured[name]
+    return key
+
+
+def _measure(evidence: JobEvidence, base: np.void, policy: JudgePolicy) -> SlowKey | None:
     comm = int(evidence.index_of(np.array([base["comm"]], np.uint64))[0])
     if comm < 0 or not int(base["t_base_ns"]) or int(base["function"]) not in SYNCHRONISING:
         return None

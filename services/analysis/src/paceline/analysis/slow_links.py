@@ -111,8 +111,9 @@ def _ring(waits: Waits, ranks: Ints, sources: Ints, lost_us: float) -> Slow:
         return Slow(even=True) if seen.all() else _stretch(waits, ranks, sources, lost_us)
     votes = Counter(np.nanargmax(rise[:, known], axis=1).tolist())
     first = int(np.flatnonzero(known)[votes.most_common(1)[0][0]])
-    places = [first, *(int(at) for at in np.argsort(-np.where(known, middle, -np.inf)) if at != first)]
-    alike = [at for at in places if at == first or (known[at] and middle[at] >= _SAME_STEP * best)]
+    high = np.flatnonzero(known & (np.nan_to_num(middle, nan=-np.inf) >= _SAME_STEP * best))
+    places = high[np.argsort(-middle[high])].tolist()
+    alike = [first, *(at for at in places if at != first)]
     return Slow(tuple((int(ranks[sources[at]]), int(ranks[at])) for at in alike))
 
 
