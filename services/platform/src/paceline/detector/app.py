@@ -84,7 +84,7 @@ class DetectorApp:
         )  # fmt: skip
         self._frames = Consumer(
             kafka, [FRAMES], GROUP, self._handle_frames, producer=self._producer,
-            options=ConsumerOptions(start=Start.COMMITTED_OR_LATEST, records_max=4000, poll_s=0.2,
+            options=ConsumerOptions(start=Start.COMMITTED_OR_LATEST, records_max=1024, poll_s=0.2,
                                     partition_fetch_bytes_max=FETCH_BYTES_MAX, check_crcs=False),
             on_assigned=self._assigned, on_revoked=self._revoked, clock=self.clock,
         )  # fmt: skip

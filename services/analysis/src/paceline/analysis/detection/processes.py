@@ -12,6 +12,10 @@ from paceline.contracts.codes import ExitKind, Phase, ProcessState
 # SIGINT and SIGTERM, as a signal (negative) and as a shell reports them
 _TOLD_TO_STOP = np.array([-15, -2, 143, 130], np.int32)
 
+_WORDS = PROCESS_ROW.itemsize // 8
+_HELD = (ProcessState.GONE, ProcessState.ZOMBIE, ProcessState.STOPPED, ProcessState.TRACED)
+_IS_ALIVE = ~np.isin(np.arange(256), _HELD)  # neither gone nor held
+
 
 class Mark(IntFlag):
     """What a process is, beyond running."""
@@ -79,7 +83,8 @@ class Processes:
 
     def apply(self, positions: Ints, rows: Rows, now_ns: int) -> None:
         """Take the newest rows of distinct ranks."""
-        self.rows[positions] = rows
+        words = np.ascontiguousarray(rows).view(np.uint64).reshape(-1, _WORDS)
+        self.rows.view(np.uint64).reshape(-1, _WORDS)[positions] = words
         self.marks[positions] = self._mark(rows)
         self.step[positions] = rows["step"]
         self.host_wait[positions] = rows["host_wait"]
@@ -96,6 +101,10 @@ class Processes:
 
     def _mark(self, rows: Rows) -> U16:
         state, exit_kind = rows["process_state"], rows["exit_kind"]
+        if not exit_kind.any() and not rows["finished"].any() and _IS_ALIVE[state].all():
+            marks = np.where(rows["native_age_ms"] >= self._frozen_after_ms, Mark.FROZEN.value, 0)
+            marks += np.where(self._declared[rows["phase"]], Mark.DECLARED.value, 0)
+            return marks.astype(np.uint16)
         gone = (exit_kind != ExitKind.NONE) | (state == ProcessState.GONE) | (state == ProcessState.ZOMBIE)
         finished = (rows["finished"] != 0) | (exit_kind == ExitKind.CLEAN)
         # an agent that only has the process's own goodbye knows SIGNAL without a number

@@ -33,6 +33,7 @@ CELLS_MIN, CELLS_MAX = 8, 32
 _MEMBER_BYTES = 16  # per cell and member: T, gap, two waits
 _NEWEST_ONLY = 255
 _ROUND_BITS = np.uint64(48)
+_NOT_KEPT = np.uint64(2**64 - 1)
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ class RoundWindow:
         self._since_ns: Ints = np.zeros((cells, comms), np.int64)
         self._judged: Bools = np.ones((cells, comms), np.bool_)
         self._touched: Bools = np.zeros(cells, np.bool_)
+        # scratch of `_claim`: valid only where it has just written
+        self._best: U64 = np.zeros(cells * comms, np.uint64)
+        self._row: Ints = np.zeros(cells * comms, np.int64)
 
     def apply(self, rows: Rows, members: Members, now_ns: int, sent: Ints | None = None) -> None:
         """Take ROUND rows of any state; only completed collectives of known members count.
@@ -120,10 +124,13 @@ class RoundWindow:
         rows, flat = rows[wants], flat[wants]
         rank_of = (np.uint64(255) - rows["level"].astype(np.uint64)) << _ROUND_BITS
         rank_of |= rows["round"] & np.uint64((1 << 48) - 1)
-        best = np.full(number.shape, 2**64 - 1, np.uint64)
+        best = self._best
+        best[flat] = _NOT_KEPT
         np.minimum.at(best, flat, rank_of)
         rows, flat = _only(best[flat] == rank_of, rows, flat)
-        cells = np.flatnonzero(best != 2**64 - 1)
+        order = np.arange(len(flat))
+        self._row[flat] = order
+        cells = flat[self._row[flat] == order]  # each once
         number[flat] = rows["round"]
         self.count.reshape(-1)[flat] = rows["count"]
         for name in ("function", "dtype", "reduce_op", "path"):
