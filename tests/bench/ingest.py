@@ -110,7 +110,7 @@ class Detector:
 
 def produce(bootstrap: str, folder: str, options: argparse.Namespace, partition: int) -> None:
     """Make both files, then send each at a line on standard input; one JSON line for each."""
-    agents = Agents(options.ranks, options.rounds, partition)
+    agents = Agents(options.ranks, options.rounds, partition, options.per_batch)
     began, cpu = time.time(), time.process_time()
     live_s, seconds = options.seconds + SETTLE_S, options.backlog
     first_ns = time.time_ns()
@@ -146,7 +146,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         command = [sys.executable, "-u", __file__, "--producer", bootstrap, "--folder", folder]
         command += ["--partition", str(partition), "--ranks", str(options.ranks)]
         command += ["--rounds", str(options.rounds), "--seconds", str(options.seconds)]
-        command += ["--backlog", str(options.backlog)]
+        command += ["--backlog", str(options.backlog), "--per-batch", str(options.per_batch)]
         producer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             asyncio.run(create_topics(KafkaSettings(bootstrap=bootstrap)))
@@ -173,7 +173,7 @@ def _run(
         first.stop()
     _go(producer)
     piled = _answer(producer)
-    second = Detector(bootstrap, "")
+    second = Detector(bootstrap, options.profile and options.profile + ".2")
     try:
         done_s = second.wait(piled["last_s"], 120.0)
     finally:
@@ -183,6 +183,7 @@ def _run(
         "nodes": options.ranks // 8,
         "communicators_per_rank": 4,
         "rounds_per_member": options.rounds,
+        "records_per_kafka_batch": options.per_batch,
         "record_bytes": made["record_bytes"],
         "kafka_bytes_per_record": round(made["kafka_bytes"]),
         "live": _live(first.looks, shift_s, sent, options),
@@ -263,6 +264,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="kept rounds of each member in a second")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--backlog", type=int, default=20, help="seconds")
+    parser.add_argument("--per-batch", type=int, default=8, help="records in one batch of Kafka")
     parser.add_argument("--profile", default="", help="cProfile of the first detector into this file")
     parser.add_argument("--json", action="store_true")
     for name in ("--detector", "--producer", "--folder"):

@@ -1,9 +1,9 @@
 """The records of a large healthy job, made ahead of time, and their way into Kafka at small cost.
 
-One record per node and second, each in a Kafka batch of its own compressed with lz4, as thousands of
-independent agents make them. Encoded once; then only counters, times and checksums are patched. Complete
-produce requests (version 3, acks 0) go into a file and from there into sockets by `sendfile`, so that the
-producer takes little of the two cores that it shares with the broker and the detector.
+One record per node and second, compressed with lz4 as agents do. Independent agents make a Kafka batch for
+each record; `per_batch` puts several into one, because the broker shares the cores here. Encoded once; then
+only counters, times and checksums are patched. Complete produce requests (version 3, acks 0) go into a file
+and from there into sockets by `sendfile`, so that the producer takes little of those cores.
 """
 
 import itertools
@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,8 @@ class Prepared:
 class Agents:
     """All agents of one job; each `prepare` goes on where the last one ended."""
 
-    def __init__(self, ranks: int, rounds: int, partition: int) -> None:
+    def __init__(self, ranks: int, rounds: int, partition: int, per_batch: int) -> None:
+        self._per_batch = per_batch
         load = Load(ranks)
         self.nodes, self.partition = load.nodes, partition
         self._random = np.random.default_rng(1)
@@ -97,9 +99,11 @@ class Agents:
         with path.open("wb") as file:
             for second in range(seconds):
                 self._advance()
+                unix_ns = first_unix_ns + second * SECOND
                 for low, high in itertools.pairwise(bounds):
                     part = b"".join(
-                        self._request(node, first_unix_ns + second * SECOND) for node in range(low, high)
+                        self._request(node, min(node + self._per_batch, high), unix_ns)
+                        for node in range(low, high, self._per_batch)
                     )
                     done += file.write(part)
                     ends.append(done)
@@ -126,7 +130,12 @@ class Agents:
             rounds["gap_ns"] += random.integers(0, 10**6, rounds.shape).astype(np.uint64)
             rounds["recv_wait_us"] = random.integers(0, 1000, rounds.shape)
 
-    def _request(self, node: int, second_unix_ns: int) -> bytes:
+    def _request(self, low: int, high: int, second_unix_ns: int) -> bytes:
+        records = [self._record(node, second_unix_ns, node - low) for node in range(low, high)]
+        time_ms = (second_unix_ns + high * SECOND // self.nodes) // 10**6
+        return _produce(FRAMES.name.encode(), self.partition, _record_batch(records, time_ms))
+
+    def _record(self, node: int, second_unix_ns: int, place: int) -> bytes:
         start = node * self.size
         unix_ns = second_unix_ns + node * SECOND // self.nodes
         body = memoryview(self._bytes)[start + _BODY : start + self.size]
@@ -134,8 +143,10 @@ class Agents:
         struct.pack_into("<I", self._bytes, start + _CHECKSUM, zlib.crc32(body))
         struct.pack_into("<QQQ", self._bytes, start + _TIMES, seq, own_ns, unix_ns)
         value = self._bytes[start : start + self.size]
-        batch = _one_record_batch(f"{JOB}:0".encode(), value, unix_ns // 10**6)
-        return _produce(FRAMES.name.encode(), self.partition, batch)
+        key = f"{JOB}:0".encode()
+        fields = [b"\0\0", _varint(place), _varint(len(key)), key, _varint(len(value)), value, b"\0"]
+        record = b"".join(fields)
+        return _varint(len(record)) + record
 
 
 def _varint(number: int) -> bytes:
@@ -147,12 +158,13 @@ def _varint(number: int) -> bytes:
     return bytes(packed)
 
 
-def _one_record_batch(key: bytes, value: bytes, time_ms: int) -> bytes:
-    """A record batch (magic 2) with one record."""
-    record = b"".join([b"\0\0\0", _varint(len(key)), key, _varint(len(value)), value, b"\0"])
+def _record_batch(records: Sequence[bytes], time_ms: int) -> bytes:
+    """A record batch (magic 2)."""
     packer = cramjam.lz4.Compressor(level=1, content_checksum=False, block_linked=False)
-    packer.compress(_varint(len(record)) + record)
-    checked = struct.pack(">hiqqqhii", _LZ4, 0, time_ms, time_ms, -1, -1, -1, 1) + bytes(packer.finish())
+    packer.compress(b"".join(records))
+    count = len(records)
+    checked = struct.pack(">hiqqqhii", _LZ4, count - 1, time_ms, time_ms, -1, -1, -1, count)
+    checked += bytes(packer.finish())
     return struct.pack(">qiibI", 0, 9 + len(checked), -1, 2, calc_crc32c(checked)) + checked
 
 

@@ -22,6 +22,8 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
     "step_time": ["tests/bench/step_time.py"],
     "agent_cost": ["tests/bench/agent_cost.py"],
     "detector_step": ["tests/bench/detector_step.py"],
+    "ingest": ["tests/bench/ingest.py", "--json"],
+    "sim_verdict": ["tests/bench/sim_verdict.py", "--runs", "12", "--at", "30", "--json"],
     "judge": ["-m", "tests.bench.judge"],
     **{
         f"demo_{fault}": ["-m", "paceline.contracts.cli", "demo", "--fault", fault, "--once", "--json"]

@@ -29,10 +29,18 @@ GROUP = "detector"
 APPLIED_AT_ONCE = 512  # records; their rows stay in the processor's cache, which halves the time
 TICK_LOST_S = 5.0  # a tick that did not come back after so long is given up
 DURABLE_QUEUE_MAX = 4096  # waiting for Kafka: heartbeat events, and as many parts of snapshots
-FETCH_BYTES_MAX = 16 << 20  # of one partition: a backlog of a large job takes fewer round trips
 STATE_WRITERS = 4  # parts of a snapshot on their way at once: few enough to be through when we stop
 SHELF_WAIT_S = 20.0
 SIGNALS_WAITING_BYTES = 2 * SIGNAL_BYTES_MAX + (16 << 20)  # two signals of the largest job, cut or not
+FRAMES_OPTIONS = ConsumerOptions(
+    start=Start.COMMITTED_OR_LATEST,
+    records_max=4096,
+    poll_s=0.2,
+    partition_fetch_bytes_max=16 << 20,  # a large job is one partition: its backlog in few round trips
+    fetch_bytes_min=256 << 10,  # thousands of agents append one record each: an answer to each costs a core
+    fetch_wait_s_max=0.1,
+    check_crcs=False,  # a frame has a checksum of its own
+)
 log = get_logger(__name__)
 
 
@@ -84,8 +92,7 @@ class DetectorApp:
         )  # fmt: skip
         self._frames = Consumer(
             kafka, [FRAMES], GROUP, self._handle_frames, producer=self._producer,
-            options=ConsumerOptions(start=Start.COMMITTED_OR_LATEST, records_max=1024, poll_s=0.2,
-                                    partition_fetch_bytes_max=FETCH_BYTES_MAX, check_crcs=False),
+            options=FRAMES_OPTIONS,
             on_assigned=self._assigned, on_revoked=self._revoked, clock=self.clock,
         )  # fmt: skip
 
@@ -118,8 +125,11 @@ class DetectorApp:
 
     async def _handle_frames(self, records: Sequence[Record]) -> Sequence[BadRecord]:
         bad: list[BadRecord] = []
-        for start in range(0, len(records), APPLIED_AT_ONCE):
-            placed = self._decode(records[start : start + APPLIED_AT_ONCE], bad)
+        start = 0
+        while start < len(records):
+            at_once = len(records) if self.core.has_grown else APPLIED_AT_ONCE
+            placed = self._decode(records[start : start + at_once], bad)
+            start += at_once
             started_ns = self.clock.monotonic_ns()
             outputs = self.core.apply(placed)
             observe("paceline.detector.tick", (self.clock.monotonic_ns() - started_ns) / 1e9)

@@ -95,6 +95,7 @@ class DetectorCore:
         self.policy = policy
         self.held: dict[BlockKey, Held] = {}
         self.refused: Counter[str] = Counter()
+        self.has_grown = False  # by the last `apply`: then few large ones are cheaper than many small ones
         self._attempts: dict[tuple[str, int], set[BlockKey]] = {}  # held blocks by (job, shard)
         self._jobs_max = jobs_max
         self._idle_ns = int(idle_job_s_max * 1e9)
@@ -106,6 +107,7 @@ class DetectorCore:
     def apply(self, records: Iterable[Placed]) -> list[Output]:
         """Take records in log order; outputs in the order in which they follow."""
         outputs: list[Output] = []
+        members = sum(len(held.block.members) for held in self.held.values())
         for record in records:
             if record.batch.kind is BatchKind.TICK:
                 outputs.extend(self._tick(record))
@@ -113,6 +115,7 @@ class DetectorCore:
                 self._collect(record)
         for held in self.held.values():
             self._flush(held)
+        self.has_grown = sum(len(held.block.members) for held in self.held.values()) > members
         return outputs
 
     def _collect(self, record: Placed) -> None:

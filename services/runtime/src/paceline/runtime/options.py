@@ -23,6 +23,8 @@ class ConsumerOptions:
     poll_s: float = 0.5
     partition_fetch_bytes_max: int = 4 << 20
     fetch_bytes_max: int = 32 << 20
+    fetch_bytes_min: int = 1  # the broker answers with so much ...
+    fetch_wait_s_max: float = 0.5  # ... or after so long
     check_crcs: bool = True  # of Kafka's batches; needless where each value has a checksum of its own
     commit_interval_s: float = 1.0
     watch_interval_s: float = 3.0

@@ -262,7 +262,8 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
             heartbeat_interval_ms=int(self._settings.session_timeout_s * 300),
             max_partition_fetch_bytes=self._options.partition_fetch_bytes_max,
             fetch_max_bytes=self._options.fetch_bytes_max,
-            fetch_max_wait_ms=500,
+            fetch_min_bytes=self._options.fetch_bytes_min,
+            fetch_max_wait_ms=int(self._options.fetch_wait_s_max * 1000),
             check_crcs=self._options.check_crcs,
         )
 
