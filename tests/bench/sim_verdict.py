@@ -41,7 +41,8 @@ class Run:
     fault: str
     seed: int
     first_s: float = -1.0  # any verdict
-    right_s: float = -1.0  # class and rank
+    right_s: float = -1.0  # the class, and the rank alone or in a group
+    exact: bool = False  # the rank alone
     verdict: str = ""  # the last one seen
 
 
@@ -120,6 +121,7 @@ async def _listen(consumer: AIOKafkaConsumer, run: Run, injected_s: float, rank:
         named = {root.rank for root in verdict.roots} | {one for root in verdict.roots for one in root.ranks}
         if verdict.verdict_class.value.lower() == wanted and rank in named:
             run.right_s = round(passed_s, 2)
+            run.exact = rank in {root.rank for root in verdict.roots}
             return
 
 
@@ -133,6 +135,7 @@ def summary(runs: Sequence[Run], limit_s: float) -> dict[str, object]:
         table[fault] = {
             "runs": len(mine),
             "right": sum(run.right_s >= 0 for run in mine),
+            "exact": sum(run.exact for run in mine),
             "p50_s": round(float(p50), 1),
             "p90_s": round(float(p90), 1),
             "worst_s": max(times),
