@@ -156,3 +156,11 @@ def test_progress_estimates_by_simulated_time_and_keeps_quiet_in_between() -> No
     assert progress.note(healthy) == "1 of 2 jobs, 1.0 min, about 1 min left\n"
     now[0] = 61.0
     assert progress.note(healthy) is None
+
+
+def test_a_process_that_reads_other_sources_than_the_first_one_judges_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(execute._Process, "changed", True)
+    with pytest.raises(execute.CodeChangedError, match="checkout of its own"):
+        list(execute.run_cases([CASE], 1))

@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.lab.evaluation.cases import SLOW_AT_S, Case
+from paceline.lab.evaluation.records import code_version
 from paceline.lab.evaluation.runner import SETTLE_S, Result, run_case
 
 TASKS_MAX = 500  # of one process; then a new one, so that memory cannot grow with the run
 REPORT_EVERY_S = 15.0
 _VERDICT_S = 25.0  # roughly, from the fault to a settled verdict
+
+
+class CodeChangedError(Exception):
+    """A process that was started later has read other sources than the first ones."""
 
 
 @dataclass
@@ -68,15 +73,27 @@ def _run(cases: Sequence[Case], jobs: int) -> Iterator[tuple[int, Result | None]
         yield from map(_run_numbered, enumerate(cases))
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(min(jobs, len(cases)), _leave_signals, maxtasksperchild=TASKS_MAX) as pool:
+    processes = min(jobs, len(cases))
+    with context.Pool(processes, _begin, (code_version(),), maxtasksperchild=TASKS_MAX) as pool:
         yield from pool.imap_unordered(_run_numbered, enumerate(cases))
 
 
 def _run_numbered(numbered: tuple[int, Case]) -> tuple[int, Result | None]:
     index, case = numbered
+    if _Process.changed:
+        raise CodeChangedError(
+            "the code has changed since the run began; begin again, in a checkout of its own"
+        )
     return index, run_case(case)
 
 
-def _leave_signals() -> None:
+class _Process:
+    """What one process of a pool knows."""
+
+    changed = False
+
+
+def _begin(version: str) -> None:
     """An interrupt from the terminal reaches all processes; the first one ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _Process.changed = code_version() != version

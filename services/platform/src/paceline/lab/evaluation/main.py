@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.lab.evaluation.bars import Bar, judge_bars
 from paceline.lab.evaluation.cases import Case
-from paceline.lab.evaluation.execute import run_cases
+from paceline.lab.evaluation.execute import CodeChangedError, run_cases
 from paceline.lab.evaluation.peers import PeerRow, compare_tools
 from paceline.lab.evaluation.plan import Amount, all_cases, peer_cases
 from paceline.lab.evaluation.records import RecordError, Records
@@ -40,6 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
         kept = f"; the same command goes on with what {records.path} lacks" if records else ""
         sys.stderr.write(f"paceline eval: interrupted{kept}\n")
         return INTERRUPTED
+    except CodeChangedError as error:
+        sys.stderr.write(f"paceline eval: {error}\n")
+        return 2
     finally:
         signal.signal(signal.SIGTERM, before)
         if records is not None:

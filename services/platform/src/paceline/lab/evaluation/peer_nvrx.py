@@ -49,6 +49,6 @@ def read_nvrx(text: str) -> Named:
 
 
 def named_sets(sets: Sequence[set[int]]) -> Named:
-    """Their union, their number, and the first of them."""
-    union = set[int]().union(*sets)
-    return tuple(sorted(union)), len(sets), tuple(sorted(sets[0])) if sets else ()
+    """Their union, the number of different ones, and the first of them."""
+    union, different = set[int]().union(*sets), {frozenset(each) for each in sets}
+    return tuple(sorted(union)), len(different), tuple(sorted(sets[0])) if sets else ()
