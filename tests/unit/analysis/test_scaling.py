@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.analysis.scaling import ScalingMode, ScalingWindow, find_scaling_modes
+from paceline.analysis.scaling import ScalingWindow, find_scaling_modes
+from paceline.contracts.scaling import ScalingMode
 
 RANKS, PER_NODE, ITERATIONS = 64, 8, 80
 NODES = RANKS // PER_NODE

@@ -51,6 +51,7 @@ class BatchKind(IntEnum):
     STATE = 4  # a detector shard shows all it knows of a job that another shard suspects
     CLEAR = 5  # what was stalled or slow progresses again
     TICK = 6  # written by the detector so that silence is in the record too
+    SCALING = 7  # a window of iterations, of healthy jobs too (docs/adr/0025-scaling-on-the-wire.md)
 
 
 class BatchFlag(IntFlag):
@@ -70,6 +71,8 @@ class RowKind(IntEnum):
     FRAME = 6
     BASELINE = 7
     STEP = 8
+    ITERATION = 9
+    TRANSFER = 10
 
 
 class StepFlag(IntFlag):
@@ -229,6 +232,23 @@ STEP_ROW = np.dtype(
         ("base_own_us", "<u8"),
     ]
 )
+# SCALING: one iteration of one rank, as seen in the communicators of this shard. Own clock.
+ITERATION_ROW = np.dtype(
+    [
+        ("step", "<u4"),  # low 32 bits
+        ("rank", "<u4"),
+        ("step_us", "<u4"),  # duration of the iteration, 0 = not known here
+        ("waited_us", "<u4"),  # in collectives
+    ]
+)
+# SCALING: what one communicator needs in one iteration whoever comes last.
+TRANSFER_ROW = np.dtype(
+    [
+        ("comm", "<u8"),
+        ("step", "<u4"),  # low 32 bits
+        ("transfer_us", "<u4"),  # sum over its rounds of the smallest T among all members
+    ]
+)
 
 ROW_DTYPES: Mapping[RowKind, np.dtype[np.void]] = {
     RowKind.STATE: STATE_ROW,
@@ -239,6 +259,8 @@ ROW_DTYPES: Mapping[RowKind, np.dtype[np.void]] = {
     RowKind.FRAME: FRAME_ROW,
     RowKind.BASELINE: BASELINE_ROW,
     RowKind.STEP: STEP_ROW,
+    RowKind.ITERATION: ITERATION_ROW,
+    RowKind.TRANSFER: TRANSFER_ROW,
 }
 # An enum looked up by value costs more than the rest of a header.
 _BATCH_KINDS = {kind.value: kind for kind in BatchKind}

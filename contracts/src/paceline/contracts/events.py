@@ -20,6 +20,7 @@ class EventType(str, Enum):
     COMMUNICATOR_RECORD = "dev.paceline.job.communicator_recorded.v1"
     HEALTH = "dev.paceline.health.observed.v1"
     VERDICT = "dev.paceline.verdict.recorded.v1"
+    SCALING = "dev.paceline.scaling.judged.v1"
     INCIDENT_OPENED = "dev.paceline.incident.opened.v1"
     INCIDENT_UPDATED = "dev.paceline.incident.updated.v1"
     INCIDENT_ACKNOWLEDGED = "dev.paceline.incident.acknowledged.v1"

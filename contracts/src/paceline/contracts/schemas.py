@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from paceline.contracts.commands import Command, CommandResult
 from paceline.contracts.events import IncidentEvent
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
+from paceline.contracts.scaling import ScalingRecord
 from paceline.contracts.verdicts import VerdictRecord
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ SCHEMA_TYPES: tuple[type, ...] = (
     CommunicatorRecord,
     HealthEvent,
     VerdictRecord,
+    ScalingRecord,
     IncidentEvent,
     Command,
     CommandResult,

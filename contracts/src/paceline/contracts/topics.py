@@ -31,6 +31,7 @@ HEALTH = Topic("paceline.health.v1", 8, False, 7 * DAY_MS, "job | node", False)
 SIGNALS = Topic("paceline.signals.v1", 8, False, DAY_MS, "job", True)
 DETECTOR_STATE = Topic("paceline.detector-state.v1", 8, True, 0, "job:attempt:shard:chunk", False)
 VERDICTS = Topic("paceline.verdicts.v1", 8, False, 7 * DAY_MS, "job", False)
+FINDINGS = Topic("paceline.findings.v1", 8, False, DAY_MS, "job", True)
 INCIDENTS = Topic("paceline.incidents.v1", 8, False, 7 * DAY_MS, "job", False)
 COMMANDS = Topic("paceline.commands.v1", 8, False, DAY_MS, "node", False)
 COMMAND_RESULTS = Topic("paceline.command-results.v1", 8, False, 7 * DAY_MS, "job", False)
@@ -43,6 +44,7 @@ TOPICS = (
     SIGNALS,
     DETECTOR_STATE,
     VERDICTS,
+    FINDINGS,
     INCIDENTS,
     COMMANDS,
     COMMAND_RESULTS,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.fleet.background import Background
 from paceline.fleet.counters import Totals
 from paceline.fleet.faults import Conditions, Fault
 from paceline.fleet.history import F64, History, Ints, Op, PairHistory, PairOp, kept_level
@@ -65,6 +66,7 @@ class Engine:
         self.steps: deque[tuple[int, F64]] = deque(maxlen=STEPS_KEPT_MAX)  # (steps done, when)
         self.phases: list[PhaseSpan] = []
         self.injector = Injector(topology, profile, faults, self.noise)
+        self._background = Background(topology, conditions, seed)
         self._outstanding = np.full((program.run_ahead, *self.shape), -np.inf)
         self._calls = np.zeros(topology.pp, np.int64)
         self._inbox: dict[tuple[int, int], deque[PairOp]] = {}
@@ -150,6 +152,7 @@ class Engine:
         host = self.host[stages]
         factor = 1.0 + self.conditions.jitter * self.noise.normal(shape)
         spent = seconds[:, None] * np.maximum(factor, 0.5)
+        self._background.slow_down(spent, stages)
         self._collect_garbage(spent, float(seconds.max()))
         self.injector.delay(spent, host, stages)
         if self.profile.blocking:
@@ -213,6 +216,7 @@ class Engine:
         spread = self.conditions.jitter * self.noise.normal((start.shape[0], outer, 1, inner))
         seconds = op.call.base_s * np.maximum(1.0 + spread, 0.5)
         self.injector.stretch(op, seconds)
+        self._background.stretch(op, ready, seconds)
         stagger = np.abs(self.noise.normal(start.shape)) * (0.01 * op.call.base_s)
         op.complete = (ready + seconds + stagger).reshape(op.start.shape)
 

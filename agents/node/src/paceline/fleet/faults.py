@@ -96,6 +96,13 @@ class Conditions:
     jitter: float = 0.02  # relative, of compute and transfers
     gc_per_s: float = 0.0  # pauses of single ranks, per rank and second of compute
     gc_s: float = 0.1  # mean of their length
+    slow_nodes: tuple[int, ...] = ()  # whose ranks compute `slow_share` longer, from the first step on
+    slow_locals: tuple[int, ...] = ()  # the same for local ranks, on every node
+    slow_share: float = 0.08
+    traffic_nodes: tuple[int, ...] = ()  # whose links others use now and then ...
+    traffic_share: float = 0.25  # ... in so much of the time ...
+    traffic_s: float = 4.0  # ... for so long on average ...
+    traffic_factor: float = 6.0  # ... while transfers through them take so many times as long
     pauses: tuple[Pause, ...] = ()
     compile_s: float = 0.0  # declared compilation before the first step
     drop: float = 0.0  # share of samples that never arrive

@@ -7,21 +7,15 @@ throughput; it accuses nobody and opens nothing (papers.md 3.4, docs/adr/0024-sc
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.analysis.evidence import Ints
+from paceline.contracts.scaling import RANKS_MAX, ScalingFinding, ScalingMode
 
 Times = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-
-
-class ScalingMode(str, Enum):
-    SYNC_AMPLIFICATION = "sync_amplification"  # everybody pauses now and then, and all wait each time
-    FABRIC_CONTENTION = "fabric_contention"  # several communicators are slow at the same times
-    LOCALITY_VARIANCE = "locality_variance"  # what shares a place is always slower
 
 
 @dataclass(frozen=True)
@@ -63,18 +57,6 @@ class ScalingWindow:
     comm_names: Sequence[str] = ()
     places: Mapping[str, Ints] = field(default_factory=dict)
     comm_nodes: Sequence[frozenset[str]] = ()
-
-
-@dataclass(frozen=True)
-class ScalingFinding:
-    """One failure mode. `cost_share` is what it takes from the mean iteration."""
-
-    mode: ScalingMode
-    statement: str
-    cost_share: float
-    inputs: dict[str, str]
-    ranks: tuple[int, ...] = ()  # LOCALITY_VARIANCE: the slow ones, never as a cause
-    place: str = ""  # what they share, or the node that the slow communicators share
 
 
 @dataclass(frozen=True)
@@ -207,7 +189,7 @@ def _local(window: ScalingWindow, shape: _Shape, policy: ScalingPolicy) -> Scali
     if stable < policy.stable_min or explained < policy.grouped_min or of_place < policy.slow_of_place_min:
         return None
     cost = float(means.max() - np.median(means)) / shape.step
-    ranks = tuple(int(rank) for rank in window.ranks[slow][:64])
+    ranks = tuple(int(rank) for rank in window.ranks[slow][:RANKS_MAX])
     return ScalingFinding(
         ScalingMode.LOCALITY_VARIANCE,
         f"{int(slow.sum())} ranks that share a {name} are always slower, by up to {cost:.1%} of an iteration",

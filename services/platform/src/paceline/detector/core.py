@@ -18,6 +18,7 @@ _SIGNALS = {
     DecisionKind.SLOW: BatchKind.SLOW,
     DecisionKind.STATE: BatchKind.STATE,
     DecisionKind.CLEAR: BatchKind.CLEAR,
+    DecisionKind.SCALING: BatchKind.SCALING,
 }
 _HEARTBEATS = {
     DecisionKind.HEARTBEAT_LOST: HealthKind.HEARTBEAT_LOST,
@@ -339,7 +340,7 @@ class DetectorCore:
 
 def _episode(key: BlockKey, decision: Decision) -> str:
     """The same id for every signal of one episode, also after a restart; none for a mere state."""
-    if decision.kind is DecisionKind.STATE:
+    if decision.kind in (DecisionKind.STATE, DecisionKind.SCALING):
         return ""
     kind = "slow" if decision.slow else "stall"
     return derived_id("epi", key.job, key.attempt, kind, decision.communicator, decision.round)

@@ -6,10 +6,10 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.contracts.batch import Batch, BatchError, decode_batch
+from paceline.contracts.batch import Batch, BatchError, BatchKind, decode_batch
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
-from paceline.contracts.topics import HEALTH, JOBS, SIGNALS, VERDICTS
+from paceline.contracts.topics import FINDINGS, HEALTH, JOBS, SIGNALS, VERDICTS
 from paceline.contracts.verdicts import VerdictRecord
 from paceline.localizer.core import LocalizerCore, Published
 from paceline.localizer.memory import Registry
@@ -149,10 +149,22 @@ class LocalizerApp:
         return bad
 
     async def _answer(self, batch: Batch) -> None:
+        if batch.kind is BatchKind.SCALING:
+            await self._find(batch)
+            return
         outputs = self.core.apply(batch)
         if not outputs and not self._waiting:
             return
         await self._publish(outputs)
+
+    async def _find(self, batch: Batch) -> None:
+        """Findings may be lost, and verdicts never wait for them."""
+        record = self.core.apply_window(batch)
+        if record is None:
+            return
+        await self._producer.send_event(FINDINGS, record.job, EventType.SCALING, record, event_id=record.id)
+        modes = [finding.mode.value for finding in record.findings]
+        log.info("scaling", job=record.job, iterations=record.iterations, modes=modes, refused=record.refused)
 
     async def _tick(self) -> None:
         while True:

@@ -10,10 +10,12 @@ from paceline.analysis.judge import explain
 from paceline.contracts.batch import Batch, BatchFlag, BatchKind
 from paceline.contracts.ids import derived_id
 from paceline.contracts.registry import HealthEvent, HealthKind
+from paceline.contracts.scaling import ScalingRecord
 from paceline.contracts.verdicts import EVIDENCE_BUNDLE_BYTES_MAX, VerdictRecord
 from paceline.localizer.episodes import Episode, EpisodePolicy, Publish, after_progress, decide
 from paceline.localizer.memory import AttemptMemory, Memory, MemoryBounds, Registry
 from paceline.localizer.published import EPISODES_MAX, PublishedVerdicts
+from paceline.localizer.scaling import ScalingWatch
 from paceline.runtime.logging import get_logger
 
 PENDING_DEATHS_MAX = 4096
@@ -63,6 +65,7 @@ class LocalizerCore:
         self.policy = policy or JudgePolicy()
         self.episode_policy = episodes or EpisodePolicy()
         self.memory = Memory(bounds or MemoryBounds())
+        self.scaling = ScalingWatch()
         self.decisions: Counter[str] = Counter()
         self._health_wait_s = health_wait_s
         self._episodes: dict[_Key, Episode] = {}
@@ -128,6 +131,17 @@ class LocalizerCore:
         episode = self._open(key, batch.episode, batch.sampled_ns)
         episode.signals.add((batch.shard, batch.episode))
         return self._judge(key, episode, batch)
+
+    def apply_window(self, batch: Batch) -> ScalingRecord | None:
+        """A window of iterations (SCALING); what it shows never opens or changes an episode."""
+        found = self.scaling.apply(batch, self.memory.attempt(batch.job, batch.attempt))
+        self.memory.dropped.update(self.scaling.dropped)
+        self.scaling.dropped.clear()
+        if found is not None:
+            told = found.findings or ("refused" if found.refused else "none",)
+            for each in told:
+                self.decisions[f"scaling_{each if isinstance(each, str) else each.mode.value}"] += 1
+        return found
 
     def tick(self, now_s: float) -> list[Published]:
         """Judge deaths that no signal has reported in time, and end what a CLEAR has ended."""
@@ -306,5 +320,6 @@ class LocalizerCore:
     def forget_jobs(self, jobs: Iterable[str]) -> None:
         """Jobs whose signals another instance reads now."""
         gone = set(jobs)
+        self.scaling.forget_jobs(gone)
         self._episodes = {key: episode for key, episode in self._episodes.items() if key.job not in gone}
         self._endings = {key: ending for key, ending in self._endings.items() if key.job not in gone}

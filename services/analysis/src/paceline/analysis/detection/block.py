@@ -18,6 +18,7 @@ from paceline.analysis.detection.gates import (
     judge_gate,
 )
 from paceline.analysis.detection.intake import Entry, take_members, take_processes
+from paceline.analysis.detection.iterations import IterationWatch
 from paceline.analysis.detection.members import Members
 from paceline.analysis.detection.policy import DetectionPolicy
 from paceline.analysis.detection.processes import GONE, Mark, Processes
@@ -42,6 +43,7 @@ class DecisionKind(IntEnum):
     HEARTBEAT_LOST = 5
     HEARTBEAT_BACK = 6
     ENDED = 7  # the block may be dropped
+    SCALING = 8  # a window of iterations is full
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class JobBlock:
         self.senders: dict[str, Sender] = {}
         self.suspicion = Suspicion()
         self.slow = SlowWatch(policy)
+        self.iterations = IterationWatch()
         self.gate: GateView = NO_GATE
         self.refused: Counter[Refusal] = Counter()
         self._process_of: Ints = np.zeros(0, np.int64)
@@ -110,6 +113,8 @@ class JobBlock:
             dropped = sender.take(batch, self.now_ns, self.policy.bounds.extra_rows_max, kept_only=kept_only)
             if dropped:
                 self.refused[Refusal.EXTRA_ROWS_FULL] += dropped
+            if sender.followed:
+                self.iterations.take(batch)
             wave = depth.get(batch.node, 0)
             depth[batch.node] = wave + 1
             if wave == len(waves):
@@ -124,7 +129,7 @@ class JobBlock:
     def _sender(self, node: str) -> Sender | None:
         sender = self.senders.get(node)
         if sender is None and len(self.senders) < self.policy.bounds.nodes_max:
-            sender = self.senders[node] = Sender(node)
+            sender = self.senders[node] = Sender(node, followed=self.iterations.follows(node))
         return sender
 
     @property
@@ -161,7 +166,7 @@ class JobBlock:
         self.refused.update(self.slow.take_refused())
         if self._has_ended():
             return [*decisions, *self._end(Reason.JOB_ENDED)]
-        return [*decisions, *self._decide(view), *self._decide_slow(was_slow)]
+        return [*decisions, *self._decide(view), *self._decide_slow(was_slow), *self._decide_scaling(learn)]
 
     def end(self, reason: Reason) -> list[Decision]:
         """The attempt is over for a reason outside the samples."""
@@ -188,6 +193,10 @@ class JobBlock:
 
     def evidence(self, decision: Decision) -> tuple[dict[RowKind, Rows], int]:
         """Rows for a signal, most telling first, and how many rows were cut."""
+        if decision.kind is DecisionKind.SCALING:
+            rows = self.iterations.close(self.members, self.now_ns)
+            self.refused[Refusal.ITERATION_ROWS_FULL] += self.iterations.take_dropped()
+            return bound_rows({kind: table for kind, table in rows.items() if len(table)})
         if decision.kind is DecisionKind.SLOW:
             extras = self.slow.evidence(self.members, self.processes)
         else:
@@ -322,6 +331,20 @@ class JobBlock:
         if not self.suspicion.active and self.slow.due(self.now_ns):
             return [Decision(DecisionKind.SLOW, self.slow.reason, comm, number, slow=True)]
         return []
+
+    def _decide_scaling(self, learn: bool) -> list[Decision]:
+        """A window of iterations, of a healthy job too; steps under a gate are left out of it."""
+        ranks = self.world_size or len(self.processes)
+        if ranks != self.iterations.ranks:
+            self.iterations.ranks = ranks
+            for sender in self.senders.values():
+                sender.followed = self.iterations.follows(sender.node)
+        if not learn and len(self.processes):
+            steps = self.processes.step
+            self.iterations.skip(int(steps.min()), int(steps.max()))
+        if not self.iterations.due(self.now_ns, self.slow.steps.step):
+            return []
+        return [Decision(DecisionKind.SCALING, Reason.WINDOW)]
 
     def _reason(self) -> Reason:
         for tracked in self.suspicion.tracked.values():

@@ -26,6 +26,7 @@ class Reason(IntEnum):
     OTHER_SHARD = 17  # another shard suspects the job
     SILENT = 18  # nothing heard of the job for very long; nobody knows how it ended
     SLOW_STEPS = 20  # steps take longer than usual, whatever makes them
+    WINDOW = 21  # a window of iterations is full
 
 
 class Gate(IntEnum):
@@ -55,3 +56,4 @@ class Refusal(IntEnum):
     SLOW_VALUES_FULL = 10  # rounds not kept as evidence of slowness, their values would be too many
     ROUND_WINDOW_FULL = 11  # round rows that found no free cell
     ROUND_KEYS_FULL = 12  # complete rounds of keys beyond those of one communicator
+    ITERATION_ROWS_FULL = 13  # round rows beyond those that one window of iterations holds

@@ -55,6 +55,7 @@ class Sender:
     passed_ns: int = 0  # between its last two samples
     period_ns: int = 0  # between its last two samples
     silent: bool = False
+    followed: bool = False  # its rounds are collected for windows of iterations; decided anew after a restart
     extras: dict[RowKind, Rows] = field(default_factory=dict)
     edges_before: Rows | None = None  # of the sample before, for the waits of the interval
     ranks: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))  # that it reports

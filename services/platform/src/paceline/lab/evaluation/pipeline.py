@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from paceline.analysis.detection.evidence import split_batch
-from paceline.contracts.batch import Batch, decode_batch, encode_batch
+from paceline.contracts.batch import Batch, BatchKind, decode_batch, encode_batch
 from paceline.contracts.registry import HealthEvent, JobRecord
+from paceline.contracts.scaling import ScalingRecord
 from paceline.contracts.verdicts import Verdict, VerdictClass
 from paceline.detector.core import BlockKey, DetectorCore, Output, Placed, Signal
 from paceline.detector.settings import DetectorSettings
@@ -45,6 +46,7 @@ class Pipeline:
     detector: DetectorCore = field(init=False)
     localizer: LocalizerCore = field(init=False)
     told: list[Told] = field(default_factory=list)
+    windows: list[ScalingRecord] = field(default_factory=list)
     second: int = -1
     _offset: int = 0
     _seen: int = 0
@@ -116,6 +118,10 @@ class Pipeline:
         for part in split_batch(signal):
             arrived = decode_batch(encode_batch(part))
             self.detector.note_signal(arrived)
+            if arrived.kind is BatchKind.SCALING:
+                found = self.localizer.apply_window(arrived)
+                self.windows += [] if found is None else [found]
+                continue
             self._tell(at_s, self.localizer.apply(arrived))
 
     def _tell(self, at_s: float, published: Iterable[Published]) -> None:
