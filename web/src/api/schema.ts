@@ -109,6 +109,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/jobs/{job}/scaling": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Scaling
+         * @description CV of the iteration time for each window, and why the job scales badly where it does. A finding
+         *     explains lost throughput with nothing broken: it opens no incident and accuses nobody.
+         */
+        get: operations["get_scaling_v1_jobs__job__scaling_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/jobs/{job}/planes/{metric}": {
         parameters: {
             query?: never;
@@ -917,6 +938,13 @@ export interface components {
             value: string;
             /** Expected */
             expected: string;
+        };
+        /** FindingInput */
+        FindingInput: {
+            /** Name */
+            name: string;
+            /** Value */
+            value: string;
         };
         /** HealthRead */
         HealthRead: {
@@ -1859,6 +1887,104 @@ export interface components {
             role: components["schemas"]["Role"];
         };
         /**
+         * ScalingFindingRead
+         * @description `cost_share` of the mean iteration, 0.1 is a tenth. `ranks` are those that are always slower (at most
+         *     64), `place` what they share, or the nodes that the slow communicators share. None of them is accused.
+         */
+        ScalingFindingRead: {
+            mode: components["schemas"]["ScalingMode"];
+            /** Statement */
+            statement: string;
+            /** Cost Share */
+            cost_share: number;
+            /** Ranks */
+            ranks: number[];
+            /** Place */
+            place: string;
+            /** Inputs */
+            inputs: components["schemas"]["FindingInput"][];
+        };
+        /**
+         * ScalingMode
+         * @enum {string}
+         */
+        ScalingMode: "sync_amplification" | "fabric_contention" | "locality_variance";
+        /**
+         * ScalingModeRead
+         * @description A failure mode that the newest windows show. `cost_share` and `statement` are those of the newest one.
+         */
+        ScalingModeRead: {
+            mode: components["schemas"]["ScalingMode"];
+            /** Windows */
+            windows: number;
+            /**
+             * First Judged At
+             * Format: date-time
+             */
+            first_judged_at: string;
+            /**
+             * Last Judged At
+             * Format: date-time
+             */
+            last_judged_at: string;
+            /** Cost Share */
+            cost_share: number;
+            /** Statement */
+            statement: string;
+            /** Ranks */
+            ranks: number[];
+            /** Place */
+            place: string;
+        };
+        /**
+         * ScalingRead
+         * @description Windows newest first; `modes` over the last ten of them, the costliest first.
+         */
+        ScalingRead: {
+            /** Job */
+            job: string;
+            /** Attempt */
+            attempt: string;
+            /** Items */
+            items: components["schemas"]["ScalingWindowRead"][];
+            /** Modes */
+            modes: components["schemas"]["ScalingModeRead"][];
+        };
+        /**
+         * ScalingWindowRead
+         * @description One judged window. `cv` of the iteration time: the median of `cvs`, which has one for each 20
+         *     iterations, oldest first; null where there were fewer. `refused` says why nothing could be judged.
+         */
+        ScalingWindowRead: {
+            /** Id */
+            id: string;
+            /** First Step */
+            first_step: number;
+            /** Last Step */
+            last_step: number;
+            /** Iterations */
+            iterations: number;
+            /** Ranks */
+            ranks: number;
+            /** Ranks Expected */
+            ranks_expected: number;
+            /** Step S */
+            step_s: number;
+            /** Cv */
+            cv: number | null;
+            /** Cvs */
+            cvs: number[];
+            /** Findings */
+            findings: components["schemas"]["ScalingFindingRead"][];
+            /** Refused */
+            refused: string;
+            /**
+             * Judged At
+             * Format: date-time
+             */
+            judged_at: string;
+        };
+        /**
          * Scope
          * @enum {string}
          */
@@ -2580,6 +2706,78 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Page_CommunicatorRead_"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description No such thing */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemNotFound"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    get_scaling_v1_jobs__job__scaling_get: {
+        parameters: {
+            query?: {
+                /** @description Else the newest attempt */
+                attempt?: string | null;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description The job's id */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ScalingRead"];
                 };
             };
             /** @description No valid token */

@@ -53,7 +53,7 @@ def _bursts(conditions: Conditions, random: np.random.Generator) -> F64:
 
 def _touched(topology: Topology, nodes: tuple[int, ...]) -> dict[CommKind, npt.NDArray[np.bool_]]:
     """Communicators of each kind with members inside and outside of `nodes`, (stages, outer, inner)."""
-    found = {}
+    found: dict[CommKind, npt.NDArray[np.bool_]] = {}
     for kind, groups in topology.groups.items():
         inside = np.isin(topology.node_of[groups.members], nodes)
         crosses = inside.any(axis=1) & ~inside.all(axis=1)

@@ -106,8 +106,8 @@ def _count_receives(
     shards: Mapping[int, Sequence[Tables]], ranks: Ints, step_us: F64, waited_us: F64
 ) -> tuple[F64, bool]:
     """Add what the counter of a process has more than its rounds, the same to each step: receives of a
-    pipeline have no rounds. It is a mean over the window, so a rank that waits there is not called slow. False where some rank has no
-    counter, or one over too few steps."""
+    pipeline have no rounds. It is a mean over the window, so a rank that waits there is not called slow.
+    False where some rank has no counter, or one over too few steps."""
     rows = _join(next(iter(shards.values())), RowKind.STEP)
     rows = rows[(rows["flags"] & int(StepFlag.OWN_UNOBSERVED)) == 0]
     at = np.searchsorted(ranks, rows["rank"])

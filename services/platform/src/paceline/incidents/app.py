@@ -1,4 +1,4 @@
-"""The service: two consumers and a cleaner."""
+"""The service: three consumers and a cleaner."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from paceline.analysis.history import HistoryPolicy
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import CommunicatorRecord, JobRecord, NodeRecord
+from paceline.contracts.scaling import ScalingRecord
 from paceline.contracts.schemas import ContractError
-from paceline.contracts.topics import JOBS, VERDICTS
+from paceline.contracts.topics import FINDINGS, JOBS, VERDICTS
 from paceline.contracts.verdicts import VerdictRecord
 from paceline.incidents.decide import Decision, Reason
 from paceline.incidents.registry import check_communicator, check_job, check_node, write_job, write_nodes
 from paceline.incidents.retention import clean
+from paceline.incidents.scaling import write_window
 from paceline.incidents.settings import IncidentsSettings
 from paceline.incidents.verdicts import VerdictContext, apply_verdict
 from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
@@ -31,6 +33,7 @@ from paceline.store.repositories.incidents import IncidentRepository
 from paceline.store.times import from_unix
 
 GROUP = "incidents"
+FINDINGS_GROUP = "incidents-findings"
 REGISTRY_GROUP = "incidents-registry"
 BURIED_AT_ONCE_MAX = 100  # tombstones in flight
 RegistryRecord = JobRecord | NodeRecord | CommunicatorRecord
@@ -68,7 +71,12 @@ class IncidentsApp:
             settings.kafka, [JOBS], REGISTRY_GROUP, self._handle_registry,
             producer=self._producer, options=options, clock=self._clock,
         )  # fmt: skip
-        self._consumers = (self._jobs, self._verdicts)
+        self._findings = Consumer(
+            settings.kafka, [FINDINGS], FINDINGS_GROUP,
+            each_event(ScalingRecord, "scaling", self._handle_scaling),
+            producer=self._producer, options=options, clock=self._clock,
+        )  # fmt: skip
+        self._consumers = (self._jobs, self._verdicts, self._findings)
 
     async def start(self) -> None:
         """Begin in the background; never fails, never waits for Kafka or PostgreSQL."""
@@ -113,6 +121,11 @@ class IncidentsApp:
             "verdict_decided", decision=decision.reason.value, incident=decision.incident_id,
             job=record.job, episode=record.episode, revision=record.revision, verdict=verdict,
         )  # fmt: skip
+
+    async def _handle_scaling(self, headers: EventHeaders, record: ScalingRecord) -> None:
+        """A window of iterations becomes a row and nothing else."""
+        async with self._database.transaction() as session:
+            await write_window(session, record, self._settings.scaling_windows_max)
 
     async def _handle_registry(self, records: Sequence[Record]) -> Sequence[BadRecord]:
         """Nodes and communicators of a batch in one transaction, each job in one of its own."""

@@ -12,6 +12,7 @@ from paceline.store.repositories.evidence import EvidenceRepository
 from paceline.store.repositories.incidents import IncidentRepository
 from paceline.store.repositories.jobs import JobRepository
 from paceline.store.repositories.outbox import OutboxRepository
+from paceline.store.repositories.scaling import ScalingRepository
 from paceline.store.repositories.tokens import TokenRepository
 
 IDEMPOTENCY_KEYS_KEPT = timedelta(days=1)
@@ -28,10 +29,11 @@ class Dropped:
     incidents: int
     registry: int
     outbox: int
+    scaling: int
 
     @property
     def total(self) -> int:
-        return self.evidence + self.incidents + self.registry + self.outbox
+        return self.evidence + self.incidents + self.registry + self.outbox + self.scaling
 
 
 async def clean(database: Database, now: datetime, settings: IncidentsSettings, bury: Bury) -> Dropped:
@@ -52,9 +54,11 @@ async def clean(database: Database, now: datetime, settings: IncidentsSettings, 
             before(settings.outbox_days_max), limit
         )
     async with database.transaction() as session:
+        scaling = await ScalingRepository(session).delete_before(before(settings.scaling_days_max), limit)
+    async with database.transaction() as session:
         await TokenRepository(session).delete_expired(now, now - IDEMPOTENCY_KEYS_KEPT)
     registry = await _clean_registry(database, before(settings.registry_days_max), limit, bury)
-    return Dropped(evidence, incidents, registry, outbox)
+    return Dropped(evidence, incidents, registry, outbox, scaling)
 
 
 async def _clean_evidence(session: AsyncSession, before: datetime, settings: IncidentsSettings) -> int:

@@ -27,6 +27,8 @@ class IncidentsSettings(BaseSettings):
     evidence_bytes_max: Count = 10 << 30
     incident_days_max: Count = 365  # resolved ones
     registry_days_max: Count = 30  # ended attempts, and those that no agent speaks of any more
+    scaling_windows_max: Count = 360  # of one attempt: six hours, one window a minute
+    scaling_days_max: Count = 30
     outbox_days_max: Count = 7
     cleanup_interval_s: Seconds = 60.0
     cleanup_rows_max: Count = 500  # of each kind in one round: a round never holds locks for long

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.analysis.detection.arrays import Bools, Ints, Rows
+from paceline.analysis.detection.arrays import U32, U64, Bools, Ints, Rows
 from paceline.analysis.detection.iteration_sums import last_of_each
 from paceline.analysis.detection.members import Members
 from paceline.contracts.batch import ITERATION_ROW, STEP_ROW, TRANSFER_ROW, RowKind, StepFlag
@@ -27,9 +27,9 @@ class WindowSums:
     least: Rows
     marks: Rows
     last_step: int
-    comms: Ints  # ids, sorted
+    comms: U64  # ids, sorted
     sizes: Ints  # members that the job has
-    per_step: Ints  # rounds per step of each communicator
+    per_step: F64  # rounds per step of each communicator
     steps: Ints  # sorted
     kept: Ints  # comms x steps: kept rounds
 
@@ -87,11 +87,11 @@ class WindowSums:
         return whole
 
     @property
-    def _factor(self) -> Ints:
+    def _factor(self) -> F64:
         """Comms x steps: what sums of the kept rounds are multiplied by; 0 where too few are kept."""
         enough = self._whole | (self.kept >= SAMPLED_MIN)
         scaled = np.where(self._whole, 1.0, self.per_step[:, None] / np.maximum(self.kept, 1))
-        factor: Ints = np.where(self._regular[:, None], np.where(enough, scaled, 0.0), self.kept > 0)
+        factor: F64 = np.where(self._regular[:, None], np.where(enough, scaled, 0.0), self.kept > 0)
         return factor
 
     def _iterations(self, wanted: Bools) -> Rows:
@@ -120,8 +120,8 @@ class WindowSums:
         return rows
 
     def _periods(
-        self, sums: Rows, rank_at: Ints, comm_at: Ints, step_at: Ints, cell: Ints, ranks: Ints
-    ) -> Ints:
+        self, sums: Rows, rank_at: Ints, comm_at: Ints, step_at: Ints, cell: Ints, ranks: U32
+    ) -> F64:
         """Duration of each step on each rank: between the ends of the last rounds of a communicator all of
         whose rounds are kept, the one with the fewest; else between two step marks; 0 where neither is."""
         whole = self._whole
@@ -191,7 +191,7 @@ class WindowSums:
         return rows
 
 
-def _rounds_per_step(row: Ints, least: Rows, comms: int) -> Ints:
+def _rounds_per_step(row: Ints, least: Rows, comms: int) -> F64:
     """Slope of round over step of each communicator, 0 where only one step has any."""
     first = np.full((comms, 2), np.inf)
     last = np.full((comms, 2), -np.inf)

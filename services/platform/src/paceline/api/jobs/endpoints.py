@@ -1,5 +1,5 @@
 """Routes of jobs. A job id may contain slashes, escaped or not: no route is shadowed unless the id
-itself ends in `/ranks`, `/communicators` or `/planes/state`."""
+itself ends in `/ranks`, `/communicators`, `/scaling` or `/planes/state`."""
 
 import hashlib
 from enum import Enum
@@ -9,7 +9,8 @@ from fastapi import APIRouter, Header, Path, Query, Response
 
 from paceline.api.auth import JobsReader
 from paceline.api.errors import MissingScope, NotFound, Unauthenticated, responses
-from paceline.api.jobs.schemas import CommunicatorRead, JobRead, JobSummary, RanksRead
+from paceline.api.jobs.scaling import build_scaling
+from paceline.api.jobs.schemas import CommunicatorRead, JobRead, JobSummary, RanksRead, ScalingRead
 from paceline.api.jobs.service import (
     build_communicators,
     build_job,
@@ -34,10 +35,12 @@ from paceline.contracts.ids import parse_ranks
 from paceline.contracts.registry import JobState
 from paceline.store.rank_states import RankState, build_plane
 from paceline.store.repositories.jobs import JobRepository
+from paceline.store.repositories.scaling import ScalingRepository
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 READ = (Unauthenticated, MissingScope)
 RANKS_LIMIT_MAX = 20_000
+WINDOWS_LIMIT_MAX = 360
 PLANE_LAYOUT_VERSION = "1"
 JobId = Annotated[JobText, Path(description="The job's id")]
 AttemptText = Annotated[JobText | None, Query(description="Else the newest attempt")]
@@ -111,6 +114,21 @@ async def list_communicators(
     items = await build_communicators(session, shown, job, found.attempt)
     following = next_cursor(rows, limit, shown[-1].name, shown[-1].communicator) if shown else None
     return Page(items=items, next_cursor=following)
+
+
+@router.get("/{job:path}/scaling", responses=responses(*READ, NotFound))
+async def get_scaling(
+    job: JobId,
+    session: Session,
+    caller: JobsReader,
+    attempt: AttemptText = None,
+    limit: Annotated[int, Query(ge=1, le=WINDOWS_LIMIT_MAX)] = 60,
+) -> ScalingRead:
+    """CV of the iteration time for each window, and why the job scales badly where it does. A finding
+    explains lost throughput with nothing broken: it opens no incident and accuses nobody."""
+    _, found = await load_attempt(session, job, attempt)
+    rows = await ScalingRepository(session).newest(job, found.attempt, limit)
+    return build_scaling(job, found.attempt, rows)
 
 
 @router.get(

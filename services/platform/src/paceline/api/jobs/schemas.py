@@ -5,6 +5,7 @@ from datetime import datetime
 from paceline.api.schemas import ReadModel
 from paceline.contracts.events import Severity
 from paceline.contracts.registry import CoordinateSource, JobState
+from paceline.contracts.scaling import ScalingMode
 from paceline.store.rank_states import RankState
 
 
@@ -109,3 +110,60 @@ class CommunicatorRead(ReadModel):
     roots: list[int]
     incident_id: str | None
     updated_at: datetime
+
+
+class FindingInput(ReadModel):
+    name: str
+    value: str
+
+
+class ScalingFindingRead(ReadModel):
+    """`cost_share` of the mean iteration, 0.1 is a tenth. `ranks` are those that are always slower (at most
+    64), `place` what they share, or the nodes that the slow communicators share. None of them is accused."""
+
+    mode: ScalingMode
+    statement: str
+    cost_share: float
+    ranks: list[int]
+    place: str
+    inputs: list[FindingInput]
+
+
+class ScalingWindowRead(ReadModel):
+    """One judged window. `cv` of the iteration time: the median of `cvs`, which has one for each 20
+    iterations, oldest first; null where there were fewer. `refused` says why nothing could be judged."""
+
+    id: str
+    first_step: int
+    last_step: int
+    iterations: int
+    ranks: int
+    ranks_expected: int
+    step_s: float
+    cv: float | None
+    cvs: list[float]
+    findings: list[ScalingFindingRead]
+    refused: str
+    judged_at: datetime
+
+
+class ScalingModeRead(ReadModel):
+    """A failure mode that the newest windows show; statement and figures are those of the newest one."""
+
+    mode: ScalingMode
+    windows: int
+    first_judged_at: datetime
+    last_judged_at: datetime
+    cost_share: float
+    statement: str
+    ranks: list[int]
+    place: str
+
+
+class ScalingRead(ReadModel):
+    """Windows newest first; `modes` over the last ten of them, the costliest first."""
+
+    job: str
+    attempt: str
+    items: list[ScalingWindowRead]
+    modes: list[ScalingModeRead]

@@ -10,6 +10,7 @@ from paceline.store.models.job import Job, JobAttempt
 from paceline.store.models.node import JobNode
 from paceline.store.models.outbox import OutboxEvent
 from paceline.store.models.place import IncidentPlace
+from paceline.store.models.scaling import ScalingWindow
 from paceline.store.models.session import ConsoleSession
 from paceline.store.models.timeline import TimelineEntry
 from paceline.store.models.token import Token
@@ -30,6 +31,7 @@ __all__ = [
     "JobCommunicator",
     "JobNode",
     "OutboxEvent",
+    "ScalingWindow",
     "StoredVerdict",
     "TimelineEntry",
     "Token",

@@ -13,6 +13,7 @@ from paceline.store.models.communicator import JobCommunicator
 from paceline.store.models.incident import Incident
 from paceline.store.models.job import Job, JobAttempt
 from paceline.store.models.node import JobNode
+from paceline.store.models.scaling import ScalingWindow
 from paceline.store.repositories.incidents import OPEN_STATUSES
 
 UPSERT_ROWS_MAX = 100  # PostgreSQL takes 32,767 parameters; larger statements are not faster
@@ -155,9 +156,9 @@ class JobRepository:
             await self._session.execute(statement.on_conflict_do_update(index_elements=keys, set_=changes))
 
     async def delete_attempts(self, attempts: Sequence[tuple[str, str]]) -> int:
-        """Forget attempts with their nodes and communicators; returns how many rows that were."""
+        """Forget attempts with their nodes, communicators and windows; returns how many rows that were."""
         dropped = 0
-        for model in (JobNode, JobCommunicator, JobAttempt):
+        for model in (JobNode, JobCommunicator, ScalingWindow, JobAttempt):
             result = await self._session.execute(
                 delete(model).where(tuple_(model.job, model.attempt).in_(attempts)).returning(model.job)
             )
