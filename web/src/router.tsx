@@ -6,6 +6,7 @@ import { IncidentPage } from "./pages/incident/page";
 import { IncidentsPage } from "./pages/incidents";
 import { JobPage } from "./pages/job";
 import { JobsPage } from "./pages/jobs";
+import { NodePage, NodesPage } from "./pages/nodes";
 
 const rootRoute = createRootRoute({ component: Shell });
 
@@ -67,6 +68,18 @@ export const incidentRoute = createRoute({
   },
 });
 
+export const nodesRoute = createRoute({
+  getParentRoute: () => rootRoute,
+  path: "/nodes",
+  component: NodesPage,
+});
+
+export const nodeRoute = createRoute({
+  getParentRoute: () => rootRoute,
+  path: "/nodes/$nodeName",
+  component: NodePage,
+});
+
 export const deliveriesRoute = createRoute({
   getParentRoute: () => rootRoute,
   path: "/deliveries",
@@ -85,6 +98,8 @@ const tree = rootRoute.addChildren([
   jobRoute,
   incidentsRoute,
   incidentRoute,
+  nodesRoute,
+  nodeRoute,
   deliveriesRoute,
   auditRoute,
 ]);

@@ -35,6 +35,9 @@ describe("lost so far", () => {
 
   it("has a size that people read", () => {
     expect(formatHours(0.4, "gpu")).toBe("24 GPU minutes");
+    expect(formatHours(1 / 60, "rank")).toBe("1 rank minute");
+    expect(formatHours(0.004, "rank")).toBe("less than 1 rank minute");
+    expect(formatHours(0.998, "gpu")).toBe("1.0 GPU hours");
     expect(formatHours(1204.4, "rank")).toBe("1,204 rank hours");
   });
 });

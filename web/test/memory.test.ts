@@ -25,9 +25,12 @@ const VERSION: Schemas["VersionFindingRead"] = {
 };
 
 it("a node's history says what it is worth", () => {
-  expect(nodeText(NODE, 30)).toBe("n0 GPU 3: repeat offender, in 3 other jobs within 30 days");
+  expect(nodeText(NODE, 30)).toBe(" GPU 3: repeat offender, in 3 other jobs within 30 days");
+  expect(nodeText({ ...NODE, gpu: null, reason: "few_jobs", jobs_count: 1 }, 30)).toBe(
+    ": too few jobs to call it a habit, in 1 other job within 30 days",
+  );
   expect(nodeText({ ...NODE, gpu: null, reason: "no_offence", jobs_count: 0 }, 30)).toBe(
-    "n0: only software incidents, which say nothing about the machine",
+    ": only software incidents, which say nothing about the machine",
   );
 });
 

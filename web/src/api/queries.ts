@@ -12,6 +12,9 @@ export const keys = {
   ranks: (id: string) => ["jobs", id, "ranks"] as const,
   communicators: (id: string) => ["jobs", id, "communicators"] as const,
   plane: (id: string) => ["jobs", id, "plane"] as const,
+  scaling: (id: string) => ["jobs", id, "scaling"] as const,
+  nodes: ["incidents", "nodes"] as const,
+  node: (name: string) => ["incidents", "nodes", name] as const,
   deliveries: ["deliveries"] as const,
   audit: ["audit"] as const,
 };
@@ -136,6 +139,31 @@ export function useCommunicators(id: string) {
     queryKey: keys.communicators(id),
     queryFn: async () =>
       unwrap(await api.GET("/v1/jobs/{job}/communicators", { params: { path: { job: id } } })),
+  });
+}
+
+export function useScaling(id: string) {
+  return useQuery({
+    queryKey: keys.scaling(id),
+    refetchInterval: 30_000,
+    queryFn: async () =>
+      unwrap(await api.GET("/v1/jobs/{job}/scaling", { params: { path: { job: id } } })),
+  });
+}
+
+/** Nodes that were a first cause: they change with the incidents. */
+export function useNodes() {
+  return useQuery({
+    queryKey: keys.nodes,
+    queryFn: async () => unwrap(await api.GET("/v1/nodes", { params: { query: { limit: 200 } } })),
+  });
+}
+
+export function useNode(name: string) {
+  return useQuery({
+    queryKey: keys.node(name),
+    queryFn: async () =>
+      unwrap(await api.GET("/v1/nodes/{node}", { params: { path: { node: name } } })),
   });
 }
 

@@ -4,6 +4,7 @@ import { Button } from "./button";
 const SHORTCUTS = [
   ["1", "incidents"],
   ["2", "jobs"],
+  ["3", "nodes"],
   ["j / k", "next / previous row of a list"],
   ["Enter", "open the chosen row"],
   ["a", "acknowledge the incident"],

@@ -31,6 +31,7 @@ function SignedIn({ name }: { readonly name: string }) {
     () => ({
       "1": () => void navigate({ to: "/incidents", search: {} }),
       "2": () => void navigate({ to: "/jobs" }),
+      "3": () => void navigate({ to: "/nodes" }),
       "?": () => setHelpOpen(true),
       escape: () => setHelpOpen(false),
     }),
@@ -51,6 +52,7 @@ function SignedIn({ name }: { readonly name: string }) {
           <nav aria-label="Main" className="flex flex-wrap gap-x-4 gap-y-1">
             <NavLink to="/incidents">Incidents</NavLink>
             <NavLink to="/jobs">Jobs</NavLink>
+            <NavLink to="/nodes">Nodes</NavLink>
             <NavLink to="/deliveries">Deliveries</NavLink>
             <NavLink to="/audit">Audit</NavLink>
           </nav>

@@ -5,10 +5,12 @@ import { describeRoot } from "./summary";
 
 type CostRead = Schemas["CostRead"];
 
-/** `12.3 GPU hours`, `24 GPU minutes`, `1,204 rank hours`. */
+/** `12.3 GPU hours`, `1 GPU minute`, `less than 1 rank minute`, `1,204 rank hours`. */
 export function formatHours(hours: number, unit: CostRead["unit"]): string {
   const noun = unit === "gpu" ? "GPU" : "rank";
-  if (hours < 1) return `${Math.round(hours * 60)} ${noun} minutes`;
+  const minutes = Math.round(hours * 60);
+  if (minutes < 1) return `less than 1 ${noun} minute`;
+  if (minutes < 60) return `${minutes} ${noun} minute${minutes === 1 ? "" : "s"}`;
   const digits = hours < 100 ? 1 : 0;
   return `${hours.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${noun} hours`;
 }

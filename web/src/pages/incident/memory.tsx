@@ -17,11 +17,11 @@ const NODE_REASONS: Readonly<Record<NodeFinding["reason"], string>> = {
   repeat_offender: "repeat offender",
 };
 
-/** `n0: repeat offender, in 3 other jobs within 30 days`. */
+/** `GPU 3: repeat offender, in 3 other jobs within 30 days`, to be read after the node's name. */
 export function nodeText(node: NodeFinding, days: number): string {
-  const place = node.gpu === null ? node.node : `${node.node} GPU ${node.gpu}`;
-  const count = node.jobs_count > 0 ? `, in ${node.jobs_count} other jobs within ${days} days` : "";
-  return `${place}: ${NODE_REASONS[node.reason]}${count}`;
+  const jobs = node.jobs_count === 1 ? "1 other job" : `${node.jobs_count} other jobs`;
+  const count = node.jobs_count > 0 ? `, in ${jobs} within ${days} days` : "";
+  return `${node.gpu === null ? "" : ` GPU ${node.gpu}`}: ${NODE_REASONS[node.reason]}${count}`;
 }
 
 /** What the same symptom elsewhere says about the versions; nothing where it says nothing. */
@@ -45,6 +45,13 @@ export function Memory({ memory }: { readonly memory: MemoryRead }) {
       {nodes.map((node) => (
         <div key={node.node} className="mb-2">
           <p className={node.reason === "repeat_offender" ? "font-semibold" : ""}>
+            <Link
+              to="/nodes/$nodeName"
+              params={{ nodeName: node.node }}
+              className="break-all text-accent hover:underline"
+            >
+              {node.node}
+            </Link>
             {nodeText(node, memory.node_days)}
           </p>
           <ul className="mt-1 grid gap-1">

@@ -20,14 +20,17 @@ const EVIDENCE: readonly Column<Schemas["EvidenceRead"]>[] = [
         </span>
       ),
   },
-  { title: "rule", cell: (row) => <span className="font-mono text-xs">{row.rule}</span> },
-  { title: "what it saw", cell: (row) => <span className="block min-w-56">{row.statement}</span> },
+  {
+    title: "rule",
+    cell: (row) => <span className="break-words font-mono text-xs">{row.rule}</span>,
+  },
+  { title: "what it saw", cell: (row) => row.statement },
   {
     title: "inputs",
     cell: (row) => (
       <span className="block font-mono text-xs">
         {row.inputs.map((input) => (
-          <span key={input.name} className="block">
+          <span key={input.name} className="block break-words">
             {input.name}={input.value}
           </span>
         ))}
@@ -43,6 +46,7 @@ export function Evidence({ why }: { readonly why: Why }) {
     <>
       <Table
         label="Evidence"
+        stacks
         columns={EVIDENCE}
         rows={why.evidence}
         keyOf={(row) => `${row.rule} ${row.statement}`}

@@ -30,8 +30,8 @@ class Background:
             spent *= self._factor[stages]
 
     def stretch(self, op: Op, ready: F64, seconds: F64) -> None:
-        """`ready` is when members could begin, (stages, outer, members or 1, inner), `seconds` the transfer of
-        each communicator, (stages, outer, 1, inner)."""
+        """`ready` is when members could begin, (stages, outer, members or 1, inner), `seconds` the transfer
+        of each communicator, (stages, outer, 1, inner)."""
         touched = self._touched.get(op.call.kind)
         if touched is None:
             return
