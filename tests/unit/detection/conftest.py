@@ -244,7 +244,9 @@ class Watch:
             return []  # the owner has dropped the block
         self.block.apply(self.job.sample() if batches is None else batches)
         self.tick_ns += int(seconds * SECOND)
-        found = self.block.tick("d", self.tick_ns)
+        decided = self.block.tick("d", self.tick_ns)
+        # a window of iterations says nothing about faults and comes from healthy jobs too
+        found = [decision for decision in decided if decision.kind is not DecisionKind.SCALING]
         self.decisions += found
         return found
 

@@ -194,7 +194,7 @@ class JobBlock:
     def evidence(self, decision: Decision) -> tuple[dict[RowKind, Rows], int]:
         """Rows for a signal, most telling first, and how many rows were cut."""
         if decision.kind is DecisionKind.SCALING:
-            rows = self.iterations.close(self.members, self.now_ns)
+            rows = self.iterations.close(self.members)
             self.refused[Refusal.ITERATION_ROWS_FULL] += self.iterations.take_dropped()
             return bound_rows({kind: table for kind, table in rows.items() if len(table)})
         if decision.kind is DecisionKind.SLOW:

@@ -80,17 +80,19 @@ class IterationWatch:
             del self._gated[:-64]
 
     def due(self, now_ns: int, step: float) -> bool:
-        """Whether a window is full; `step` is the newest of the job."""
+        """Whether a window is full, said once; `step` is the newest of the job."""
         self.since_ns = self.since_ns or now_ns
         passed_s = (now_ns - self.since_ns) / SECOND_NS
         if passed_s < WINDOW_S:
             return False
-        return passed_s >= WINDOW_S_MAX or step - max(self.last_step, 0) > WINDOW_STEPS_MIN
+        full = passed_s >= WINDOW_S_MAX or step - max(self.last_step, 0) > WINDOW_STEPS_MIN
+        if full:
+            self.since_ns = now_ns
+        return full
 
-    def close(self, members: Members, now_ns: int) -> dict[RowKind, Rows]:
+    def close(self, members: Members) -> dict[RowKind, Rows]:
         """The rows of the window, and begin the next one; empty where no step is whole."""
         self._sum_up()
-        self.since_ns = now_ns
         found = WindowSums.of(self._sums, self._least, self._marks, members, self.last_step)
         if found is None:
             self._sums, self._least = self._sums[:0], self._least[:0]
