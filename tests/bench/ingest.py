@@ -1,4 +1,4 @@
-"""One detector process on a real Kafka: `python tests/bench/ingest.py [--seconds 60] [--json]`.
+"""One detector process on a real Kafka: `python -m tests.bench.ingest [--seconds 60] [--json]`.
 
 12,500 nodes x 8 ranks x 4 communicators at one sample a second: does one detector keep up (goal: less than
 2 s behind), and how fast does it drain a backlog (goal: 3 times real time)? The detector is the real
@@ -24,8 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ingest_load import JOB, Agents, send
 
+from tests.bench.ingest_load import JOB, Agents, send
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = [sys.executable, "-u", "-m", "tests.bench.ingest"]
 LAG_GOAL_S, DRAIN_GOAL = 2.0, 3.0
 SETTLE_S = 5  # the first seconds: 393,216 members appear
 LOOK_S = 0.1
@@ -76,7 +79,7 @@ class Detector:
         self.started_s = time.time()
         self.looks: list[list[float]] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-u", __file__, "--detector", bootstrap, "--profile", profile],
+            [*PROGRAM, "--detector", bootstrap, "--profile", profile],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -143,11 +146,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="paceline-ingest-") as folder:
         kafka = LocalKafka(Path(folder))
         bootstrap = kafka.start()
-        command = [sys.executable, "-u", __file__, "--producer", bootstrap, "--folder", folder]
+        command = [*PROGRAM, "--producer", bootstrap, "--folder", folder]
         command += ["--partition", str(partition), "--ranks", str(options.ranks)]
         command += ["--rounds", str(options.rounds), "--seconds", str(options.seconds)]
         command += ["--backlog", str(options.backlog), "--per-batch", str(options.per_batch)]
-        producer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        producer = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         try:
             asyncio.run(create_topics(KafkaSettings(bootstrap=bootstrap)))
             return _run(options, bootstrap, producer, kafka.pid or 0)

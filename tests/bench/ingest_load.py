@@ -19,7 +19,6 @@ from pathlib import Path
 import cramjam
 import numpy as np
 from aiokafka.record.util import calc_crc32c
-from detector_step import Load
 
 from paceline.contracts.batch import (
     PROCESS_ROW,
@@ -31,6 +30,7 @@ from paceline.contracts.batch import (
     encode_batch,
 )
 from paceline.contracts.topics import FRAMES
+from tests.bench.detector_step import Load
 
 JOB = "bench"
 SLOTS = 20  # parts of a second that are sent together
@@ -142,7 +142,7 @@ class Agents:
         seq, own_ns = self._second, self._boot_ns[node] + self._second * SECOND
         struct.pack_into("<I", self._bytes, start + _CHECKSUM, zlib.crc32(body))
         struct.pack_into("<QQQ", self._bytes, start + _TIMES, seq, own_ns, unix_ns)
-        value = self._bytes[start : start + self.size]
+        value = bytes(self._bytes[start : start + self.size])
         key = f"{JOB}:0".encode()
         fields = [b"\0\0", _varint(place), _varint(len(key)), key, _varint(len(value)), value, b"\0"]
         record = b"".join(fields)

@@ -22,7 +22,7 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
     "step_time": ["tests/bench/step_time.py"],
     "agent_cost": ["tests/bench/agent_cost.py"],
     "detector_step": ["tests/bench/detector_step.py"],
-    "ingest": ["tests/bench/ingest.py", "--json"],
+    "ingest": ["-m", "tests.bench.ingest", "--json"],
     "sim_verdict": ["tests/bench/sim_verdict.py", "--runs", "12", "--at", "30", "--json"],
     "judge": ["-m", "tests.bench.judge"],
     **{

@@ -41,7 +41,7 @@ def batch(node: int, rounds: Any, flags: BatchFlag = BatchFlag.NONE) -> Batch:
 @pytest.mark.parametrize("turn", [1, 3])
 def test_rounds_find_their_members_with_and_without_a_hint(hint: list[int] | None, turn: int) -> None:
     table, window = members(), RoundWindow(1 << 20)
-    rows = rounds_of(np.repeat(range(RANKS), turn), list(range(1, turn + 1)) * RANKS)
+    rows = rounds_of([rank for rank in range(RANKS) for _ in range(turn)], list(range(1, turn + 1)) * RANKS)
     window.apply(rows, table, 1, None if hint is None else np.array(hint))
     found = {int(one.number[0]): one for one in window.complete(table)}
     assert sorted(found) == list(range(1, turn + 1))
