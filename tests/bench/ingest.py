@@ -245,10 +245,10 @@ def _backlog(
     detector: Detector, done_s: float, piled: dict[str, float], options: argparse.Namespace
 ) -> dict[str, Any]:
     looks = detector.looks
-    moving = next(index for index, look in enumerate(looks) if look[2] > looks[0][2])
+    moving = next((index for index, look in enumerate(looks) if look[2] > looks[0][2]), 0)
     begin = looks[max(moving - 1, 0)]
     last = next(look for look in looks if look[0] >= done_s)
-    spent_s = done_s - begin[0]
+    spent_s = max(done_s - begin[0], LOOK_S)
     return {
         "seconds": options.backlog,
         "records": round(piled["records"]),
