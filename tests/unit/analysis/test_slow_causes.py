@@ -245,14 +245,31 @@ class TestLinks:
         found = find_links(self.waits(4), np.arange(3), both_ends(waits), Algorithm.TREE, 100.0)
         assert (found.links, found.distinct) == (((1, 2),), True)
 
+    @pytest.mark.parametrize(
+        ("receive_us", "blocked_elsewhere", "expected"),
+        [(20_000.0, 2, True), (20_000.0, 900, False), (500.0, 2, False)],
+    )
+    def test_what_both_ends_wait_for_must_be_much(
+        self, receive_us: float, blocked_elsewhere: int, expected: bool
+    ) -> None:
+        """Ends of a link wait a little in any round; beside a late rank nobody else may wait for both."""
+        waits = {(1, 0, 1): (60, 55), (1, 1, 0): (2, 1), (1, 0, 2): (1, blocked_elsewhere), (1, 2, 0): (3, 1)}
+        rounds = Waits(np.full((5, 3), receive_us), np.zeros((5, 3)), np.zeros(3, bool), np.zeros(3, bool))
+        found = find_links(rounds, np.arange(3), both_ends(waits), Algorithm.TREE, 40_000.0)
+        assert found.distinct is expected
+
     @pytest.mark.parametrize(("blocked", "expected"), [(0, VerdictClass.S1), (60, VerdictClass.S3)])
     def test_a_slow_link_whose_delay_hides_behind_a_late_rank(
         self, blocked: int, expected: VerdictClass
     ) -> None:
         """Rank 4 is so late that the slow link 0 -> 1 costs nothing beside it, yet both ends wait for it."""
+
+        def times(_: int, rank: int) -> tuple[float, float]:
+            return (1.0 if rank == 4 else 40.0, 20_000.0)
+
         waits = {(1, peer, at): (70, 2) for at in (1, 2) for peer in (2 * at + 1, 2 * at + 2)}
         waits |= {(1, 1, 0): (70, blocked), (1, 2, 0): (70, 3)}
-        evidence = SlowJob().add(1, ALL, late(4, 40.0)).evidence()
+        evidence = SlowJob().add(1, ALL, times).evidence()
         verdict = judge(replace(evidence, edges=both_ends(waits, comm=1)))
         assert verdict.verdict_class is expected
         late_rank = (RootKind.RANK, 4, None)

@@ -32,8 +32,8 @@ Waiting = dict[tuple[int, int], float]  # (reporter, peer), places -> wait per s
 _SAME_STEP = 0.6  # of the largest rise: another link as slow as the slowest
 _RISE_MIN = 0.2  # of what the rounds lose; less is noise of waits that are alike
 _BLOCKED_MIN = 0.5  # of the time that its receiver starves; a sender blocked less is itself starved
-# The lesser wait of both ends against the largest wait of the tree, and how far above that of any other
-# link: late ranks leave at most 0.12 on real sockets, slow links beside late ranks 0.25 to 0.65.
+# The lesser wait of both ends against the largest wait of any end, and how far above that of any other
+# link: late ranks leave at most 0.14 on real sockets, slow links beside late ranks 0.25 to 0.65.
 _DISTINCT_MIN = 0.2
 _DISTINCT_TIMES = 3.0
 
@@ -74,7 +74,8 @@ def find_links(
     """
     receives = edges[edges["direction"] == 1]
     if algorithm == Algorithm.TREE or (len(receives) and not (receives["group"] == 0).any()):
-        return _tree(edges[edges["direction"] == 0], receives, ranks) if len(receives) else NONE
+        sends = edges[edges["direction"] == 0]
+        return _tree(waits, sends, receives, ranks, lost_us) if len(receives) else NONE
     sources = _ring_sources(receives, len(ranks)) if order is None else _named_sources(order, ranks)
     return _ring(waits, ranks, sources, lost_us)
 
@@ -143,7 +144,7 @@ def _stretch(waits: Waits, ranks: Ints, sources: Ints, lost_us: float) -> Slow:
     return Slow((), tuple(sorted(int(ranks[place]) for place in places)))
 
 
-def _tree(sends: Rows, receives: Rows, ranks: Ints) -> Slow:
+def _tree(waits: Waits, sends: Rows, receives: Rows, ranks: Ints, lost_us: float) -> Slow:
     """By wait per slice, because edges of different nodes are sampled over different times."""
     trees = [
         tuple(_per_slice(rows[rows["group"] == group], len(ranks)) for rows in (receives, sends))
@@ -151,16 +152,33 @@ def _tree(sends: Rows, receives: Rows, ranks: Ints) -> Slow:
     ]
     seen = all((sender, receiver) in sent for wait, sent in trees for receiver, sender in wait)
     both = _join(_lesser(wait, sent) for wait, sent in trees) if seen else {}
+    distinct = _is_distinct(both, trees, waits, lost_us)
     most = max((value for wait, _ in trees for value in wait.values()), default=0.0)
-    best, second = _two_largest(both)
-    distinct = best > 0 and best >= _DISTINCT_MIN * most and best >= _DISTINCT_TIMES * second
-    is_blocked = best > 0 and (distinct or best >= _BLOCKED_MIN * most)
+    is_blocked = distinct or max(both.values(), default=0.0) >= _BLOCKED_MIN * most > 0
     rise = both if is_blocked else _join(_unfed(wait) for wait, _ in trees)
     best = max(rise.values(), default=0.0)
     if best <= 0:
         return NONE
     alike = sorted((edge for edge, v in rise.items() if v >= _SAME_STEP * best), key=lambda e: -rise[e])
     return Slow(tuple((int(ranks[sender]), int(ranks[receiver])) for receiver, sender in alike), (), distinct)
+
+
+def _is_distinct(both: Waiting, trees: list[tuple[Waiting, ...]], waits: Waits, lost_us: float) -> bool:
+    """Whether both ends of one link wait for it much longer than those of any other.
+
+    Against the waits of others, and against what a round loses: the receiver's wait in a round, by this
+    link's part in it.
+    """
+    if not both:
+        return False
+    (receiver, sender), best = max(both.items(), key=lambda item: item[1])
+    second = max((value for edge, value in both.items() if edge != (receiver, sender)), default=0.0)
+    most = max(value for tree in trees for part in tree for value in part.values())
+    received = sum(value for wait, _ in trees for (to, _), value in wait.items() if to == receiver)
+    if best <= 0 or best < _DISTINCT_MIN * most or best < _DISTINCT_TIMES * second:
+        return False
+    in_round_us = float(np.median(waits.receive[:, receiver])) * best / received
+    return in_round_us >= _DISTINCT_MIN * lost_us
 
 
 def _join(parts: Iterable[Waiting]) -> Waiting:
@@ -170,11 +188,6 @@ def _join(parts: Iterable[Waiting]) -> Waiting:
         for edge, value in part.items():
             joined[edge] = max(joined.get(edge, 0.0), value)
     return joined
-
-
-def _two_largest(waits: Waiting) -> tuple[float, float]:
-    largest, second, *_ = [*sorted(waits.values(), reverse=True), 0.0, 0.0]
-    return largest, second
 
 
 def _per_slice(rows: Rows, size: int) -> Waiting:
