@@ -93,6 +93,7 @@ def as_dict(result: RunResult) -> dict[str, object]:
         **asdict(result.score),
         "first": asdict(result.first),
         "early": result.early,
+        "revisions": result.revisions,
         "base_ms": result.base_ms,
         "verdict_s": result.verdict_s,
         "signatures": [asdict(signature) for signature in result.signatures],

@@ -55,6 +55,7 @@ class RunResult:
     first: Score
     early: bool  # a verdict while all was well: nothing was injected then
     verdict: Verdict | None
+    revisions: tuple[str, ...]  # what was said, oldest first
     base_ms: float  # median T of the healthy rounds
     verdict_s: float  # from the fault to the first verdict, 0 where there is none
     signatures: list[RankSignature]
@@ -200,5 +201,6 @@ def run_once(
     truth = Injection(Fault.NONE) if early else injection
     return RunResult(
         seed, injection, topology, score(truth, said), score(truth, conclusive[0] if conclusive else said),
-        early, said, round(base_ms, 1), round((first_ns - begun_ns) / 1e9, 2), signatures, observer.explain(),
+        early, said, tuple(verdict.summary for _, verdict in observer.verdicts), round(base_ms, 1),
+        round((first_ns - begun_ns) / 1e9, 2), signatures, observer.explain(),
     )  # fmt: skip
