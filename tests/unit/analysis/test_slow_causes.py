@@ -245,6 +245,11 @@ class TestLinks:
         found = find_links(self.waits(4), np.arange(3), both_ends(waits), Algorithm.TREE, 100.0)
         assert (found.links, found.distinct) == (((1, 2),), True)
 
+    def test_no_link_of_a_tree_is_accused_where_most_wait_alike(self) -> None:
+        waits = {(1, 0, 1): (60, 55), (1, 1, 0): (70, 52), (1, 0, 2): (50, 60), (1, 2, 0): (20, 15)}
+        found = find_links(self.waits(4), np.arange(3), both_ends(waits), Algorithm.TREE, 100.0)
+        assert (found.links, found.even) == ((), True)
+
     @pytest.mark.parametrize(
         ("receive_us", "blocked_elsewhere", "expected"),
         [(20_000.0, 2, True), (20_000.0, 900, False), (500.0, 2, False)],

@@ -115,7 +115,7 @@ def test_both_ends_of_a_link_agree_on_its_slices() -> None:
 
 
 def test_nothing_to_do_alone_or_with_an_empty_array() -> None:
-    empty = Schedule((), {}, {})
+    empty = Schedule((), {}, {}, ())
     assert make_schedule(Topology(Algorithm.RING, (0,)), 0, 10, Cut(4)) == empty
     assert make_schedule(Topology(Algorithm.TREE, (0, 1)), 0, 0, Cut(4)) == empty
 

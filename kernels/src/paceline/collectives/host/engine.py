@@ -25,6 +25,7 @@ class _Cursor:
     """Where a program stands."""
 
     program: Program
+    sends: frozenset[Edge]  # of all its steps
     at: int = 0
 
     @property
@@ -64,22 +65,22 @@ class Engine:
             receive.begin_receiving(schedule.fill.get(edge, 0), schedule.counts.get(edge, 0))
         operation = Operation(number, array.size)
         self._moved_ns = self._monotonic_ns()
-        cursors = [_Cursor(program) for program in schedule.programs]
+        cursors = [_Cursor(*each) for each in zip(schedule.programs, schedule.sends, strict=True)]
         while True:
             for cursor in cursors:
                 self._advance(cursor, array, operation)
             for send in self._sends.values():
                 send.collect()
-            is_carried_out = all(cursor.step is None for cursor in cursors)
-            blocked = self._undelivered() if is_carried_out else self._blocked(cursors)
+            draining = self._undelivered(cursors)
+            blocked = self._blocked(cursors) | draining
             self._tell(blocked)
-            if is_carried_out and not blocked:
+            if not blocked and all(cursor.step is None for cursor in cursors):
                 self._rest()
                 return
             self._check(blocked)
             if self._monotonic_ns() >= limit_ns:
                 raise TimedOutError(f"round {number} is not over after {timeout_s:g} s")
-            self._wait(blocked, DRAIN_MS if is_carried_out else WAIT_MS)
+            self._wait(blocked, DRAIN_MS if draining else WAIT_MS)
 
     def close(self) -> None:
         for link in self._by_fd.values():
@@ -113,9 +114,10 @@ class Engine:
     def _blocked(self, cursors: list[_Cursor]) -> set[Edge]:
         return {edge for cursor in cursors if cursor.step is not None for edge in self._missing(cursor.step)}
 
-    def _undelivered(self) -> set[Edge]:
-        """What an operation waits for at its end: a link that was cut then holds up its sender, too."""
-        return {edge for edge, send in self._sends.items() if not send.is_delivered}
+    def _undelivered(self, cursors: list[_Cursor]) -> set[Edge]:
+        """What a program waits for at its end: a link that was cut then holds up its sender, too."""
+        ended = [cursor.sends for cursor in cursors if cursor.step is None]
+        return {edge for sends in ended for edge in sends if not self._sends[edge].is_delivered}
 
     def _wait(self, blocked: set[Edge], timeout_ms: int) -> None:
         self._watch_writes()

@@ -126,12 +126,13 @@ class Schedule:
     programs: tuple[Program, ...]
     fill: dict[Edge, int]
     counts: dict[Edge, int]  # slices in all
+    sends: tuple[frozenset[Edge], ...]  # of each program
 
 
 def make_schedule(topology: Topology, rank: int, count: int, cut: Cut) -> Schedule:
     """All-reduce of `count` elements as `rank` carries it out."""
     if topology.size == 1 or count == 0:
-        return Schedule((), {}, {})
+        return Schedule((), {}, {}, ())
     if topology.algorithm is Algorithm.RING:
         programs: tuple[Program, ...] = (tuple(_ring_steps(topology, rank, count, cut)),)
         first = topology.size * cut.chunk_slices + cut.chunk_slices
@@ -149,7 +150,8 @@ def make_schedule(topology: Topology, rank: int, count: int, cut: Cut) -> Schedu
                 counts[edge] = counts.get(edge, 0) + 1
     # papers.md 1.4 rule 5: waits count after N*K + K receives, or in the second half of the operation
     fill = {edge: min(first, slices // 2) for edge, slices in counts.items()}
-    return Schedule(programs, fill, counts)
+    sends = tuple(frozenset(edge for step in program for edge in step.sends) for program in programs)
+    return Schedule(programs, fill, counts, sends)
 
 
 def _share(count: int, parts: int, index: int) -> tuple[int, int]:

@@ -160,6 +160,8 @@ def _tree(waits: Waits, sends: Rows, receives: Rows, ranks: Ints, lost_us: float
     if best <= 0:
         return NONE
     alike = sorted((edge for edge, v in rise.items() if v >= _SAME_STEP * best), key=lambda e: -rise[e])
+    if len(alike) > max(len(rise) // 2, 1):
+        return Slow(even=seen)  # hosts short of CPU slow every link
     return Slow(tuple((int(ranks[sender]), int(ranks[receiver])) for receiver, sender in alike), (), distinct)
 
 
