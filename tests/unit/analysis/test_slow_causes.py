@@ -245,6 +245,16 @@ class TestLinks:
         found = find_links(self.waits(4), np.arange(3), both_ends(waits), Algorithm.TREE, 100.0)
         assert (found.links, found.distinct) == (((1, 2),), True)
 
+    def test_what_a_slow_link_feeds_is_not_slow_where_its_sender_was_blocked_before(self) -> None:
+        """3 -> 1 -> 0: 3 -> 1 is slow. 1 was blocked by 0 while that waited for a late rank."""
+        waits = {
+            (1, 1, 3): (82, 160), (1, 0, 1): (70, 80), (1, 3, 1): (82, 1), (1, 1, 0): (73, 2),
+            (1, 0, 2): (3, 60), (1, 2, 0): (80, 3),
+        }  # fmt: skip
+        rounds = Waits(np.full((5, 4), 200.0), np.zeros((5, 4)), np.zeros(4, bool), np.zeros(4, bool))
+        found = find_links(rounds, np.arange(4), both_ends(waits), Algorithm.TREE, 300.0)
+        assert (found.links, found.distinct) == (((3, 1),), True)
+
     def test_no_link_of_a_tree_is_accused_where_most_wait_alike(self) -> None:
         waits = {(1, 0, 1): (60, 55), (1, 1, 0): (70, 52), (1, 0, 2): (50, 60), (1, 2, 0): (20, 15)}
         found = find_links(self.waits(4), np.arange(3), both_ends(waits), Algorithm.TREE, 100.0)

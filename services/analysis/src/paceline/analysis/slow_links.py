@@ -36,6 +36,7 @@ _BLOCKED_MIN = 0.5  # of the time that its receiver starves; a sender blocked le
 # link: late ranks leave at most 0.14 on real sockets, slow links beside late ranks 0.25 to 0.65.
 _DISTINCT_MIN = 0.2
 _DISTINCT_TIMES = 3.0
+_FED = 0.8  # of a wait: the same wait, one link further on
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,22 @@ def _per_slice(rows: Rows, size: int) -> Waiting:
 
 
 def _lesser(wait: Waiting, sent: Waiting) -> Waiting:
-    """The lesser wait of each edge's two ends; no sender is blocked by small messages."""
-    return {edge: min(value, sent[edge[1], edge[0]]) for edge, value in wait.items()}
+    """The lesser wait of each edge's two ends; no sender is blocked by small messages.
+
+    0 where the sender itself starves as much by such an edge: blocked while it waited for a late rank,
+    starved while its own data came slowly, which are two waits one after the other.
+    """
+    lesser = {edge: min(value, sent[edge[1], edge[0]]) for edge, value in wait.items()}
+    into: dict[int, list[tuple[int, int]]] = {}
+    for edge in lesser:
+        into.setdefault(edge[0], []).append(edge)
+    fed = {
+        edge
+        for edge, value in lesser.items()
+        for other in into.get(edge[1], ())
+        if other[1] != edge[0] and lesser[other] >= _FED * value and wait[other] >= _FED * wait[edge]
+    }
+    return {edge: 0.0 if edge in fed else value for edge, value in lesser.items()}
 
 
 def _unfed(wait: Waiting) -> Waiting:
