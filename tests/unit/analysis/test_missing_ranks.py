@@ -8,7 +8,7 @@ import pytest
 from paceline.analysis import JobEvidence, judge
 from paceline.analysis.judge import explain
 from paceline.contracts.batch import EDGE_ROW
-from paceline.contracts.codes import FrameFlag, OpState
+from paceline.contracts.codes import ExitKind, FrameFlag, OpState, ProcessState
 from paceline.contracts.verdicts import Role, RootKind, SubReason, Verdict, VerdictClass
 from tests.unit.analysis.injections import Injection, inject
 from tests.unit.analysis.simulated_job import Shape, SimulatedJob
@@ -34,7 +34,7 @@ def wrongly_named(injection: Injection, kind: str, verdict: Verdict) -> list[obj
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("seed", range(8))
 def test_any_subset_of_missing_ranks_names_nobody_wrongly(kind: str, seed: int) -> None:
     shape = SHAPES[2 * (seed % 2)] if kind.startswith("p2p") else SHAPES[seed % len(SHAPES)]
     window, backend = ((1, "gloo"), (6, "nccl"))[seed // len(SHAPES) % 2]
@@ -197,3 +197,61 @@ def test_device_that_runs_a_later_operation_is_seen_beside_a_silent_member() -> 
     verdict = judge(evidence)
     assert (verdict.verdict_class, verdict.sub_reason) == (VerdictClass.DEADLOCK, SubReason.QUEUE_EXHAUSTION)
     assert [root.rank for root in verdict.roots] == [guilty]
+
+
+class TestUnseenCompletion:
+    """NCCL's cheapest tier: calls are all that is seen."""
+
+    def blur(self, evidence: JobEvidence, age_ms: int = 7000) -> JobEvidence:
+        state = evidence.state
+        state["flags"] |= np.uint16(FrameFlag.COMPLETION_UNOBSERVABLE)
+        state["completed"] = 0
+        state["head_round"] = state["entered"]
+        state["head_age_ms"] = age_ms
+        state["open_ops"] = state["entered"] > 0
+        evidence.peers["completed"] = 0
+        return evidence
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_rank_behind_an_operation_that_has_not_begun_is_no_second_cause(self, seed: int) -> None:
+        """Calls run ahead: both ends have posted a message, and one of them stands in an earlier call."""
+        injection = inject("h1x2", SimulatedJob(SHAPES[2 * (seed % 2)], seed, window=6, backend="nccl"))
+        verdict = judge(self.blur(injection.job.evidence()))
+        assert not wrongly_named(injection, "h1x2", verdict), verdict.summary
+
+    def test_message_that_its_ends_called_before_and_after_a_barrier_is_open(self) -> None:
+        """A rank has left out a receive: its next one takes the message, after the barrier that the sender
+        has called behind it."""
+        injection = inject("p2p_recv", SimulatedJob(Shape(2, 4, 2), 2, window=6, backend="nccl"))
+        verdict = judge(self.blur(injection.job.evidence()))
+        assert not wrongly_named(injection, "p2p_recv", verdict), verdict.summary
+        assert "nothing is known of" not in verdict.summary
+
+    def level(self, age_ms: int, hidden: list[int]) -> JobEvidence:
+        """Everybody has entered the same rounds and calls nothing more."""
+        job = SimulatedJob(Shape(4, 4, 1), 3).run()
+        return self.blur(job.evidence(hidden=hidden), age_ms)
+
+    def test_of_whom_nothing_is_known_is_said_where_all_others_have_stopped(self) -> None:
+        verdict = judge(self.level(301_000, [5]))
+        assert verdict.verdict_class is VerdictClass.INCONCLUSIVE
+        assert [(root.rank, root.role) for root in verdict.roots] == [(5, Role.UNKNOWN)]
+
+    @pytest.mark.parametrize(("age_ms", "hidden"), [(299_000, [5]), (299_000, [])])
+    def test_a_pause_is_not_told_from_it(self, age_ms: int, hidden: list[int]) -> None:
+        assert judge(self.level(age_ms, hidden)).verdict_class is VerdictClass.NONE
+
+    def test_process_that_died_is_named_where_its_groups_have_stopped(self) -> None:
+        job = SimulatedJob(Shape(4, 4, 1), 3).run()
+        job.process[6] = {"exit_kind": ExitKind.SIGNAL, "exit_code": -9, "process_state": ProcessState.GONE}
+        verdict = judge(self.blur(job.evidence(hidden=[5])))
+        assert verdict.verdict_class is VerdictClass.DEAD_PROCESS
+        assert [root.rank for root in verdict.roots] == [6]
+
+    def test_frozen_process_is_not_named_while_its_groups_go_on(self) -> None:
+        job = SimulatedJob(Shape(4, 4, 1), 3).run()
+        job.process[6] = {"native_age_ms": 7000, "process_state": ProcessState.STOPPED}
+        evidence = self.blur(job.evidence(hidden=[5]))
+        assert [root.rank for root in judge(evidence).roots] == [6]
+        evidence.state["head_age_ms"][evidence.member_rank == 7] = 100
+        assert judge(evidence).verdict_class is VerdictClass.NONE

@@ -29,8 +29,12 @@ class Situation:
     @cached_property
     def stalled(self) -> Mask:
         """Operations whose oldest holder has waited long enough."""
-        old = self.graph.age_ms >= max(self.policy.stall_age_s * 1000, self._slow_wait_ms)
-        return np.logical_and(old, self.graph.hold_count > 0)
+        return np.logical_and(self.graph.age_ms >= self.stall_age_ms, self.graph.hold_count > 0)
+
+    @cached_property
+    def stall_age_ms(self) -> float:
+        """How long a wait is no stall yet."""
+        return max(self.policy.stall_age_s * 1000, self._slow_wait_ms)
 
     @cached_property
     def _slow_wait_ms(self) -> float:

@@ -5,6 +5,7 @@ import numpy as np
 from paceline.analysis.evidence import Ints
 from paceline.analysis.findings import Finding, group_root, name_ranks, note, phrase, rank_roots, seconds
 from paceline.analysis.situation import Situation
+from paceline.analysis.unseen_ends import stopped_beside
 from paceline.contracts.registry import HealthKind
 from paceline.contracts.verdicts import (
     Action,
@@ -74,13 +75,15 @@ def _how(code: int) -> str:
 
 
 def _waited_for(situation: Situation, ranks: Ints) -> Ints:
-    """Those of `ranks` that a stalled operation lacks, holds beside others, or cannot see."""
+    """Those of `ranks` that a stalled operation lacks, holds beside others, or cannot see, and where no
+    source shows completion those whose groups have stopped calling."""
     graph = situation.graph
     touched = np.concatenate(
         [
             situation.stalled_lacks.rank,
             graph.blind.rank[situation.stalled[graph.blind.op]],
             _held_beside_others(situation, ranks),
+            stopped_beside(situation.evidence, graph, ranks, situation.stall_age_ms),
         ]
     )
     return np.intersect1d(ranks, touched)
@@ -151,6 +154,8 @@ def frozen(situation: Situation) -> Finding | None:
     age = int(evidence.processes["native_age_ms"][first])
     verb = "is" if len(ranks) == 1 else "are"
     place = f"inside {phrase(situation, op)}" if inside else f"and never entered {phrase(situation, op)}"
+    if op < 0:
+        place = "and the ranks beside it call nothing any more"
     return Finding(
         "frozen_inside" if inside else "frozen_outside",
         VerdictClass.H3 if inside else VerdictClass.H1,

@@ -12,6 +12,7 @@ from paceline.analysis.findings import (
     rank_roots,
 )
 from paceline.analysis.situation import Situation
+from paceline.analysis.unseen_ends import unreported_in_level
 from paceline.contracts.verdicts import Action, ActionKind, Owner, Role, SubReason, VerdictClass
 
 
@@ -23,21 +24,27 @@ def calls_stopped(situation: Situation) -> Finding | None:
     evidence = situation.evidence
     mine = level[evidence.comm_of] & evidence.seen
     age_ms = int(evidence.state["head_age_ms"][mine].min())
-    comm = int(np.flatnonzero(level)[0])
-    if age_ms < situation.policy.backstop_s * 1000 or situation.processes.gated.any():
+    missing = unreported_in_level(evidence, situation.processes, situation.graph)
+    silent = np.unique(evidence.member_rank[missing])
+    comm = int(evidence.comm_of[missing][0]) if len(silent) else int(np.flatnonzero(level)[0])
+    policy = situation.policy
+    if age_ms < policy.backstop_s * 1000 or situation.processes.gated.any():
         return None
+    who = f"; nothing is known of {name_ranks(silent)}" if len(silent) else ""
+    candidates = silent if len(silent) <= policy.roots_max else silent[:0]
     return Finding(
         "calls_stopped",
         VerdictClass.INCONCLUSIVE,
         f"no rank has called anything in {evidence.comm_name(comm)} for {age_ms // 1000} s, and this source "
-        f"does not show whether the last round is over",
+        f"does not show whether the last round is over{who}",
         SubReason.MISSING_EVIDENCE,
+        rank_roots(evidence, candidates, policy.roots_max, Role.UNKNOWN),
         confidence=0.3,
         evidence=(
             note(
                 "calls_stopped",
                 "all ranks have entered the same rounds",
-                threshold=f">= {situation.policy.backstop_s:g} s",
+                threshold=f">= {policy.backstop_s:g} s",
                 age_ms=age_ms,
             ),
         ),
@@ -62,6 +69,8 @@ def inconclusive(situation: Situation) -> Finding:
     would = _would_decide(situation, silent)
     candidates = silent if 0 < len(silent) <= situation.policy.roots_max else np.zeros(0, np.int64)
     who = f"; nothing is known of {name_ranks(silent)}" if len(silent) else ""
+    if len(silent) and situation.obscured[silent].all():
+        who = f"; this source does not show what holds {name_ranks(silent)}"
     return Finding(
         "missing_evidence" if len(silent) else "undecided",
         VerdictClass.INCONCLUSIVE,
