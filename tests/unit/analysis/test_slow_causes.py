@@ -245,6 +245,12 @@ class TestLinks:
         found = find_links(self.waits(4), np.arange(3), both_ends(waits), Algorithm.TREE, 100.0)
         assert (found.links, found.distinct) == (((1, 2),), True)
 
+    def test_no_link_is_accused_where_senders_are_blocked_and_no_receiver_of_theirs_starves(self) -> None:
+        """Behind a late rank on busy hosts: 2 is blocked long, all else waits a little at both ends."""
+        waits = {(1, 0, 1): (17, 14), (1, 1, 0): (14, 8), (1, 0, 2): (3, 110), (1, 2, 0): (6, 2)}
+        found = find_links(self.waits(4), np.arange(3), both_ends(waits), Algorithm.TREE, 100.0)
+        assert (found.links, found.even) == ((), True)
+
     def test_what_a_slow_link_feeds_is_not_slow_where_its_sender_was_blocked_before(self) -> None:
         """3 -> 1 -> 0: 3 -> 1 is slow. 1 was blocked by 0 while that waited for a late rank."""
         waits = {

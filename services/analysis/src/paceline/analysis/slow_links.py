@@ -154,8 +154,12 @@ def _tree(waits: Waits, sends: Rows, receives: Rows, ranks: Ints, lost_us: float
     seen = all((sender, receiver) in sent for wait, sent in trees for receiver, sender in wait)
     both = _join(_lesser(wait, sent) for wait, sent in trees) if seen else {}
     distinct = _is_distinct(both, trees, waits, lost_us)
-    most = max((value for wait, _ in trees for value in wait.values()), default=0.0)
-    is_blocked = distinct or max(both.values(), default=0.0) >= _BLOCKED_MIN * most > 0
+    starved = max((value for wait, _ in trees for value in wait.values()), default=0.0)
+    held = max((value for _, sent in trees for value in sent.values()), default=0.0)
+    best = max(both.values(), default=0.0)
+    if seen and held >= _BLOCKED_MIN * starved > 0 and best < _DISTINCT_MIN * max(held, starved):
+        return Slow(even=True)  # messages do block senders, and at no link do both ends wait
+    is_blocked = distinct or best >= _BLOCKED_MIN * starved > 0
     rise = both if is_blocked else _join(_unfed(wait) for wait, _ in trees)
     best = max(rise.values(), default=0.0)
     if best <= 0:
