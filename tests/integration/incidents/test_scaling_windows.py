@@ -29,6 +29,9 @@ from paceline.store.times import from_unix
 
 NOW = 1_767_323_045.0
 WAIT_S = 60.0
+MANY_INPUTS = ScalingFinding(
+    ScalingMode.LOCALITY_VARIANCE, "slower", 0.06, {str(number): "1" for number in range(100)}
+)
 
 
 def make_window(number: int = 1, job: str = "llama", **changes: object) -> ScalingRecord:
@@ -118,6 +121,8 @@ async def test_windows_go_with_their_attempt_and_with_age(store: Database) -> No
         ({"cv": (0.1,) * 100}, "cv has 100 entries"),
         ({"iterations": -1}, "iterations is -1"),
         ({"judged_unix_s": 1e18}, "judged_unix_s"),
+        ({"findings": (MANY_INPUTS,)}, "findings.inputs has 100 entries"),
+        ({"findings": (replace(MANY_INPUTS, inputs={}, ranks=(1,) * 65),)}, "findings.ranks has 65 entries"),
     ],
 )
 async def test_what_cannot_be_stored_is_named(

@@ -76,9 +76,11 @@ def test_chunks_are_put_together_and_shards_added_up() -> None:
     assert core.apply_window(parts[0]) is None
     first = core.apply_window(parts[1])
     assert first is not None
-    assert core.apply_window(window(shard=1, shards=2)) is None  # the first shard speaks for all
+    assert (first.iterations, first.ranks, first.refused) == (50, 8, "")
+    assert core.apply_window(window(2, shard=1, shards=2, ranks=10)) is None  # the first shard speaks for all
     second = core.apply_window(window(2, shards=2))
     assert second is not None
+    assert (second.first_step, second.iterations, second.ranks) == (2000, 50, 10)
 
 
 def test_the_longest_unheard_job_is_forgotten_first() -> None:

@@ -10,7 +10,6 @@ from enum import IntEnum
 
 from paceline.contracts.codes import Algorithm
 
-CHILDREN_MAX = 2
 TREES_MAX = 2
 
 

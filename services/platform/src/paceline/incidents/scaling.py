@@ -13,6 +13,7 @@ from paceline.store.times import from_unix
 TEXT_LENGTH_MAX = 4000
 NAME_LENGTH_MAX = 300
 NUMBER_MAX = 2**53
+INPUTS_MAX = 64  # figures of one finding
 
 
 async def write_window(session: AsyncSession, record: ScalingRecord, windows_max: int) -> bool:
@@ -41,22 +42,23 @@ def to_row(record: ScalingRecord) -> JsonObject:
         texts = (finding.statement, finding.place, *finding.inputs, *finding.inputs.values())
         for text in texts:
             _check_text("findings", text, TEXT_LENGTH_MAX)
-        if len(finding.ranks) > RANKS_MAX or len(finding.inputs) > CV_MAX:
-            raise ContractError(f"ScalingRecord: findings.ranks has more than {RANKS_MAX} entries")
+        for name, limit in (("ranks", RANKS_MAX), ("inputs", INPUTS_MAX)):
+            count = len(getattr(finding, name))
+            if count > limit:
+                raise ContractError(
+                    f"ScalingRecord: findings.{name} has {count} entries, expected at most {limit}"
+                )
     try:
         judged_at = from_unix(record.judged_unix_s)
     except ValueError as error:
         raise ContractError(f"ScalingRecord: judged_unix_s: {error}") from None
     row = asdict(record)
     del row["judged_unix_s"]
-    row["cv"], row["findings"] = (
-        list(record.cv),
-        [
-            {**asdict(finding), "mode": finding.mode.value, "ranks": list(finding.ranks)}
-            for finding in record.findings
-        ],
-    )
-    return {**row, "judged_at": judged_at}
+    findings = [
+        {**asdict(finding), "mode": finding.mode.value, "ranks": list(finding.ranks)}
+        for finding in record.findings
+    ]
+    return {**row, "cv": list(record.cv), "findings": findings, "judged_at": judged_at}
 
 
 def _check_text(name: str, text: str, length_max: int) -> None:
