@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from paceline.analysis import JobEvidence, judge
+from paceline.analysis import JobEvidence, judge, unseen_ends
 from paceline.analysis.judge import explain
 from paceline.contracts.batch import EDGE_ROW
 from paceline.contracts.codes import ExitKind, FrameFlag, OpState, ProcessState
@@ -226,6 +226,12 @@ class TestUnseenCompletion:
         verdict = judge(self.blur(injection.job.evidence()))
         assert not wrongly_named(injection, "p2p_recv", verdict), verdict.summary
         assert "nothing is known of" not in verdict.summary
+
+    def test_messages_too_many_to_compare_accuse_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(unseen_ends, "CROSSED_MAX", 0)
+        injection = inject("p2p_recv", SimulatedJob(Shape(2, 4, 2), 2, window=6, backend="nccl"))
+        verdict = judge(self.blur(injection.job.evidence()))
+        assert not wrongly_named(injection, "p2p_recv", verdict), verdict.summary
 
     def level(self, age_ms: int, hidden: list[int]) -> JobEvidence:
         """Everybody has entered the same rounds and calls nothing more."""

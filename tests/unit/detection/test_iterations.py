@@ -171,3 +171,22 @@ def test_without_rounds_there_is_nothing() -> None:
     )
     watch.take(state_only)
     assert watch.close(Members(10, 10)) == {}
+
+
+def test_step_marks_of_a_job_without_kept_rounds_do_not_pile_up() -> None:
+    watch = IterationWatch()
+    for second in range(1, 200):
+        watch.take(batch_of("n0", second, [round_rows(0, second, [1])[:0]]))
+        if second % 60 == 0:
+            assert watch.close(make_members()) == {}
+            assert len(watch._marks) == 1
+
+
+def test_marks_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MARKS_MAX", 20)
+    monkeypatch.setattr(module, "PENDING_BYTES_MAX", 1)
+    watch = IterationWatch()
+    for second in range(1, 100):
+        watch.take(batch_of("n0", second, [round_rows(0, second, [1])[:0]]))
+    assert len(watch._marks) <= 21
+    assert watch.take_dropped() > 0

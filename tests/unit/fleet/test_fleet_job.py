@@ -77,6 +77,18 @@ def test_rounds_entered_are_never_fewer_than_completed_and_never_go_back() -> No
     assert last.max() > 20
 
 
+def test_the_open_round_is_the_one_after_the_last_completed_also_where_stages_stop_apart() -> None:
+    topology = Topology(tp=8, pp=4, dp=4, ranks_per_node=8)
+    for seed in range(20, 30):
+        faults = draw_faults("h3-exit", topology, seed=seed, at_s=4.0)
+        job = make_job("gloo", topology=topology, faults=faults, seed=seed)
+        for second in range(12):
+            state = job.tables(second)[RowKind.STATE]
+        stands = state[state["head_round"] > 0]
+        assert len(stands) > 0
+        assert (stands["head_round"] == stands["completed"] + 1).all()
+
+
 def test_a_rank_that_never_enters_stops_its_communicator_and_then_everybody() -> None:
     fault = Fault(FaultKind.MISSING_ENTER, rank=5, group=CommKind.DP, at_s=4.0)
     job = make_job(faults=[fault])

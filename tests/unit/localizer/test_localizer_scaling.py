@@ -63,24 +63,32 @@ def test_an_empty_window_says_why_nothing_is_known() -> None:
     assert (found.iterations, found.cv, found.step_s) == (0, (), 0.0)
 
 
-def test_chunks_are_put_together_and_shards_added_up() -> None:
-    core = LocalizerCore()
-    whole = window(shards=2)
-    table = whole.table(RowKind.ITERATION)
+def test_chunks_are_put_together() -> None:
+    core, whole = LocalizerCore(), window()
+    table, means = whole.table(RowKind.ITERATION), whole.table(RowKind.STEP)
     parts = [
-        replace(
-            whole, chunk=at, chunks=2, rows={RowKind.ITERATION: part, RowKind.STEP: whole.table(RowKind.STEP)}
-        )
+        replace(whole, chunk=at, chunks=2, rows={RowKind.ITERATION: part, RowKind.STEP: means})
         for at, part in enumerate((table[:100], table[100:]))
     ]
     assert core.apply_window(parts[0]) is None
-    first = core.apply_window(parts[1])
-    assert first is not None
-    assert (first.iterations, first.ranks, first.refused) == (50, 8, "")
-    assert core.apply_window(window(2, shard=1, shards=2, ranks=10)) is None  # the first shard speaks for all
-    second = core.apply_window(window(2, shards=2))
-    assert second is not None
-    assert (second.first_step, second.iterations, second.ranks) == (2000, 50, 10)
+    found = core.apply_window(parts[1])
+    assert found is not None
+    assert (found.iterations, found.ranks, found.refused) == (50, 8, "")
+
+
+def test_a_round_is_judged_when_all_shards_have_sent_the_same_window() -> None:
+    core = LocalizerCore()
+    for seq in (1, 2):
+        assert core.apply_window(window(seq, shards=2)) is None
+        found = core.apply_window(window(seq, shard=1, shards=2, ranks=10))
+        assert found is not None
+        assert (found.first_step, found.iterations, found.ranks) == (seq * 1000, 50, 10)
+
+
+def test_a_shard_that_says_nothing_is_not_waited_for_twice() -> None:
+    core = LocalizerCore()
+    assert core.apply_window(window(1, shards=2)) is None
+    assert core.apply_window(window(2, shards=2)) is not None
 
 
 def test_the_longest_unheard_job_is_forgotten_first() -> None:

@@ -123,10 +123,17 @@ class History:
             self.made.append(op)
 
     def settle(self, before_s: float) -> list[Op]:
-        """Close operations that were over everywhere at `before_s`; the ones closed now."""
+        """Close operations that were over everywhere at `before_s`; the ones closed now.
+
+        In the order of their rounds on every stage: `base` counts all rounds up to its own.
+        """
         closed = []
+        waiting: set[int] = set()  # stages with an open operation
         for op in self.ops:
-            if op.over or op.latest > before_s:
+            if op.over:
+                continue
+            if op.latest > before_s or not waiting.isdisjoint(op.stages.tolist()):
+                waiting.update(op.stages.tolist())
                 continue
             op.over = True
             self.base[op.stages] = np.maximum(self.base[op.stages], op.numbers)

@@ -18,6 +18,7 @@ from paceline.analysis.waits import WaitGraph
 from paceline.contracts.codes import Function
 
 _NEVER = np.iinfo(np.int64).max
+CROSSED_MAX = 4_000_000  # pairs of a message and a collective that are compared: about 300 MB
 _PASSES_MAX = 64  # stages that a wait is followed through; a pipeline has fewer
 
 
@@ -158,6 +159,11 @@ def _crossed(graph: WaitGraph, world: int, calls: _Calls, operation: Ints) -> tu
     rounds = rounds[np.argsort(rank[rounds], kind="stable")]
     starts = np.searchsorted(rank[rounds], np.arange(world + 1))
     counts = (starts[1:] - starts[:-1])[rank[one]]
+    if (
+        int(counts.sum()) > CROSSED_MAX
+    ):  # too many to compare: all of them may be open, nobody is named for them
+        ends = np.concatenate([one, two])
+        return rank[ends], issue[ends]
     message = np.repeat(np.arange(len(one)), counts)
     nth = np.arange(len(message)) - np.repeat(np.cumsum(counts) - counts, counts)
     near = rounds[starts[rank[one[message]]] + nth]

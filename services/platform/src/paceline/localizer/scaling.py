@@ -16,6 +16,7 @@ from paceline.localizer.memory import AttemptMemory
 WINDOWS_MAX = 8  # of one shard: jobs with long steps need several
 BYTES_MAX = 128 << 20
 SHARDS_MAX = 1024
+ATTEMPTS_MAX = 4096
 
 
 @dataclass
@@ -59,6 +60,7 @@ class ScalingWatch:
         self._bytes_max = bytes_max
         self._held: OrderedDict[tuple[str, str], dict[int, _Shard]] = OrderedDict()
         self._sizes: dict[tuple[str, str], int] = {}
+        self._fresh: dict[tuple[str, str], set[int]] = {}  # shards with a window that is not yet judged
 
     def apply(self, batch: Batch, memory: AttemptMemory) -> ScalingRecord | None:
         """Take one record of a window; what it shows, once all shards have sent theirs."""
@@ -71,10 +73,19 @@ class ScalingWatch:
         whole = shards.setdefault(batch.shard, _Shard()).take(batch)
         self._sizes[key] = sum(shard.size_bytes for shard in shards.values())
         self._bound(key)
-        # One record a window: the shards follow each other, and the first one closes the round.
-        if not whole or batch.shard != min(shards):
+        if not whole or not self._is_round_over(key, batch, len(shards)):
             return None
         return self._judge(batch, memory, {number: shard.windows for number, shard in shards.items()})
+
+    def _is_round_over(self, key: tuple[str, str], batch: Batch, known: int) -> bool:
+        """One record a window, once every shard has sent the same one: their steps have to meet. A shard
+        that comes again before the others is not waited for any longer."""
+        fresh = self._fresh.setdefault(key, set())
+        is_over = batch.shard in fresh or len(fresh) + 1 >= max(min(batch.shards, SHARDS_MAX), known)
+        fresh.add(batch.shard)
+        if is_over:
+            fresh.clear()
+        return is_over
 
     def forget_jobs(self, jobs: Iterable[str]) -> None:
         """Jobs whose signals another instance reads now."""
@@ -111,7 +122,7 @@ class ScalingWatch:
 
     def _bound(self, keep: tuple[str, str]) -> None:
         total = sum(self._sizes.values())
-        while total > self._bytes_max and len(self._held) > 1:
+        while len(self._held) > ATTEMPTS_MAX or (total > self._bytes_max and len(self._held) > 1):
             oldest = next(iter(self._held))
             if oldest == keep:
                 break
@@ -122,6 +133,7 @@ class ScalingWatch:
     def _drop(self, key: tuple[str, str]) -> None:
         self._held.pop(key, None)
         self._sizes.pop(key, None)
+        self._fresh.pop(key, None)
 
 
 def _newest(windows: "deque[Tables]", iterations: int) -> list[Tables]:

@@ -35,6 +35,8 @@ WINDOW_STEPS_MIN = 40  # of fewer iterations nothing can be said
 RANKS_MAX = 512
 PENDING_BYTES_MAX = 4 << 20
 SUMS_MAX = 262_144  # (communicator, rank, step): 12 MB
+MARKS_MAX = 524_288  # (rank, step): 512 ranks for ten minutes at a sample a second, 15 MB
+MARKS_KEPT_MAX = 8_192  # ranks whose newest mark begins the next window: a hostile node may name many
 _NEWEST_ONLY = 255
 
 
@@ -94,6 +96,9 @@ class IterationWatch:
         """The rows of the window, and begin the next one; empty where no step is whole."""
         self._sum_up()
         found = WindowSums.of(self._sums, self._least, self._marks, members, self.last_step)
+        self._marks = self._marks[last_of_each(self._marks["rank"])]
+        self.dropped_rows += max(len(self._marks) - MARKS_KEPT_MAX, 0)
+        self._marks = self._marks[:MARKS_KEPT_MAX]
         if found is None:
             self._sums, self._least = self._sums[:0], self._least[:0]
             return {}
@@ -102,7 +107,6 @@ class IterationWatch:
         self.last_step = found.last_step
         self._sums = self._sums[self._sums["step"] > found.last_step]
         self._least = self._least[self._least["step"] > found.last_step]
-        self._marks = self._marks[last_of_each(self._marks["rank"])]
         self._gated = [(first, last) for first, last in gated if last > found.last_step]
         return rows
 
@@ -114,7 +118,9 @@ class IterationWatch:
     def _sum_up(self) -> None:
         rounds, processes = self._rounds, self._processes
         self._rounds, self._processes, self._pending_bytes = [], [], 0
-        if processes:
+        if processes and len(self._marks) >= MARKS_MAX:
+            self.dropped_rows += sum(len(rows) for rows, _ in processes)
+        elif processes:
             self._marks = merge_marks([self._marks, *(marks_of(rows, at_ns) for rows, at_ns in processes)])
         if not rounds:
             return
