@@ -88,7 +88,7 @@ async def test_a_window_becomes_a_row_and_no_incident(
             await each.stop()
     assert "step_s" in letters[0].header("paceline_reason")
     async with store.transaction() as session:
-        assert await session.scalar(select(func.count()).select_from(Incident)) == 0
+        assert await session.scalar(select(func.count()).where(Incident.job == job)) == 0
 
 
 async def test_only_the_newest_windows_of_an_attempt_are_kept(store: Database) -> None:
