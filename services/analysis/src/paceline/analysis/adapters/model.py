@@ -1,0 +1,54 @@
+"""How an adapter looks: lines of logs, or whole documents, to facts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.analysis.facts import Fact, Line
+
+LOOKAHEAD_LINES = 64  # longest block that belongs to one line (desync reports, stacks)
+LINE_CHARS_MAX = 65_536  # longer lines are cut and counted
+DOCUMENT_BYTES_MAX = 256 << 20  # larger documents are refused by name
+
+
+@dataclass(frozen=True)
+class Block:
+    """A line and at most LOOKAHEAD_LINES lines after it, for reports of several lines."""
+
+    line: Line
+    after: Sequence[Line]
+
+
+class LineAdapter(Protocol):
+    """Reads one kind of message out of any log. Never raises, whatever the text."""
+
+    name: str
+    needles: tuple[str, ...]  # every line it reads contains one of them: lines without are not offered
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        """Facts that begin at `block.line`; none where it only looks alike."""
+        ...
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole small or binary input. `name` is its path as given, for origins and rank hints only."""
+
+    name: str
+    content: bytes
+
+
+class DocumentAdapter(Protocol):
+    """Reads one kind of document. Raises `UnusableInput` only for what the user must know."""
+
+    name: str
+
+    def recognise(self, document: Document) -> bool:
+        """By content, in bounded time; never by name."""
+        ...
+
+    def read(self, document: Document) -> Iterator[Fact]: ...
+
+
+class UnusableInput(ValueError):
+    """An input that cannot be read; the message names it, says why and what to do."""

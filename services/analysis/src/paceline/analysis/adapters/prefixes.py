@@ -1,0 +1,171 @@
+"""Takes launchers' prefixes off a line and keeps what they say: rank, node, pid, time.
+
+Forms: torchrun `[default3]:`, torch `[rank3]:`, Ray `(Actor pid=7, ip=10.0.0.1)` and `[repeated 6x across
+cluster]`, srun `--label` ` 3: `, kubelet `2026-...Z stderr F `, syslog and dmesg, logging's and glog's times,
+`task 98:`, `rank5 `, and whatever a progress bar left before the message.
+"""
+
+import calendar
+import re
+from dataclasses import dataclass, replace
+
+from paceline.analysis.facts import Clock, Line, Origin, Speaker
+
+_MONTHS = {name: index for index, name in enumerate(calendar.month_abbr) if name}
+_GLOG = re.compile(
+    r"\[([EWIFC])\s?(?:(?P<month>\d{1,2})(?P<day>\d{2}) )?(?P<time>\d{2}:\d{2}:\d{2}(?:\.\d+)?)? ?(?:\d+ )?"
+    r"[\w./-]+\.(?:cpp|cc|h|hpp|cu):\d*\]"
+)
+_RAY = re.compile(
+    r"\((?P<actor>[\w.:\[\]=-]+)(?: |,)[^()]{0,80}?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:-]+))?\)\s?"
+)
+_RAY_REPEATED = re.compile(r"\s*\[repeated (\d+)x across cluster\].*$")
+_ACTOR_RANK = re.compile(r"^[\w.]{1,80}\[rank=(\d+)\]:\s?")
+_KUBELET = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ")
+_DATE = re.compile(
+    r"^\[?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T_ ](?P<time>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?\]?[:,]? ?"
+)
+_WEEKDAY = re.compile(
+    r"^\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d) "
+    r"(?P<year>\d{4})\]? ?"
+)
+_SYSLOG = re.compile(
+    r"^(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d) (?P<host>[\w.-]+) kernel: ?"
+)
+_CLOCK = re.compile(r"^(?P<time>\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+")
+_BOOT = re.compile(r"^\[ *(?P<time>\d{1,9}\.\d{1,9})\] ?")
+_START = re.compile(r"^t= *(?P<time>\d+(?:\.\d+)?)s ")
+_DEFAULT = re.compile(r"^\[default(\d+)\]:\s?")
+_RANK = re.compile(r"^\[rank ?(\d+)\]:?\s?|^rank ?(\d+)(?:: ?| +(?=\[))", re.IGNORECASE)
+_LABEL = re.compile(r"^ *(\d{1,6}): (?=\S)")
+_TASK = re.compile(r"^(?:(?P<host>[\w.-]{1,64}) )?task[ =](?P<task>\d+)(?:: ?| )")
+_HOST = re.compile(r"^(?P<host>[A-Za-z][\w.-]{0,63})[: ] ?(?=\[[\d A-Z]|NVRM|nvidia-)")
+_NCCL = re.compile(r"^(?P<host>[\w.-]{1,128}):(?P<pid>\d+):\d+ (?=\[|\(|NCCL )")
+_STEPS_MAX = 12  # prefixes in front of one message
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What has been taken off so far."""
+
+    text: str
+    speaker: Speaker
+    time_s: float | None = None
+    clock: Clock = Clock.NONE
+
+
+def read_line(text: str, origin: Origin, hint: Speaker, year: int, attempt: int = 0) -> Line:
+    """One line with its prefixes read; `hint` is what the file says of its writer.
+
+    `year` completes dates of glog and syslog, which have none.
+    """
+    repeated = 1
+    found = _RAY_REPEATED.search(text)
+    if found:
+        repeated, text = int(found[1]), text[: found.start()]
+    state = _Read(text, hint)
+    for _ in range(_STEPS_MAX):
+        after = _take(state, year)
+        if after is None:
+            break
+        state = after
+    state = _glog(state, year)
+    return Line(origin, state.text, state.speaker, state.time_s, state.clock, attempt, repeated)
+
+
+def _take(state: _Read, year: int) -> _Read | None:
+    """One prefix less, None where none is left."""
+    return _take_time(state, year) or _take_speaker(state)
+
+
+def _take_time(state: _Read, year: int) -> _Read | None:
+    text = state.text
+    if found := _KUBELET.match(text):
+        return _timed(state, found, _iso(found[1]), Clock.UNIX)
+    if found := _DATE.match(text):
+        return _timed(state, found, _iso(f"{found['date']}T{found['time']}"), Clock.UNIX)
+    if found := _WEEKDAY.match(text):
+        when = _calendar(int(found["year"]), _MONTHS.get(found["month"], 1), int(found["day"]), found["time"])
+        return _timed(state, found, when, Clock.UNIX)
+    if found := _SYSLOG.match(text):
+        when = _calendar(year, _MONTHS.get(found["month"], 1), int(found["day"]), found["time"])
+        timed = _timed(state, found, when, Clock.UNIX)
+        return replace(timed, speaker=replace(timed.speaker, host=found["host"]))
+    if found := _CLOCK.match(text):
+        return _timed(state, found, _of_day(found["time"]), Clock.DAY)
+    if found := _BOOT.match(text) or _START.match(text):
+        return _timed(state, found, float(found["time"]), Clock.START)
+    return None
+
+
+def _take_speaker(state: _Read) -> _Read | None:
+    text, speaker = state.text, state.speaker
+    if found := _RAY.match(text):
+        rest = text[found.end() :]
+        return replace(
+            state, text=rest, speaker=replace(speaker, pid=int(found["pid"]), host=found["ip"] or speaker.host)
+        )
+    if found := _DEFAULT.match(text):
+        return replace(state, text=text[found.end() :], speaker=replace(speaker, local_rank=int(found[1])))
+    if found := _ACTOR_RANK.match(text):
+        return replace(state, text=text[found.end() :], speaker=replace(speaker, rank=int(found[1])))
+    if found := _RANK.match(text):
+        rank = int(found[1] or found[2])
+        return replace(state, text=text[found.end() :], speaker=replace(speaker, rank=rank))
+    if found := _TASK.match(text):
+        spoken = replace(speaker, rank=int(found["task"]), host=found["host"] or speaker.host)
+        return replace(state, text=text[found.end() :], speaker=spoken)
+    if found := _NCCL.match(text):
+        spoken = replace(speaker, host=found["host"], pid=int(found["pid"]))
+        return replace(state, text=text[found.end() :], speaker=spoken)
+    if found := _HOST.match(text):
+        return replace(state, text=text[found.end() :], speaker=replace(speaker, host=found["host"]))
+    if found := _LABEL.match(text):
+        return replace(state, text=text[found.end() :], speaker=replace(speaker, rank=int(found[1])))
+    return None
+
+
+def _glog(state: _Read, year: int) -> _Read:
+    """Time of a glog header anywhere in the line, and the header off; words before it go as well."""
+    found = _GLOG.search(state.text)
+    if not found:
+        return state
+    text = state.text[found.end() :].lstrip(" ")
+    if not found["time"]:
+        return replace(state, text=text)
+    if found["month"]:
+        when, clock = _calendar(year, int(found["month"]), int(found["day"]), found["time"]), Clock.UNIX
+    else:
+        when, clock = _of_day(found["time"]), Clock.DAY
+    return replace(state, text=text, time_s=when, clock=clock) if when is not None else replace(state, text=text)
+
+
+def _timed(state: _Read, found: re.Match[str], when: float | None, clock: Clock) -> _Read:
+    rest = state.text[found.end() :]
+    if when is None:
+        return replace(state, text=rest)
+    return replace(state, text=rest, time_s=when, clock=clock)
+
+
+def _iso(text: str) -> float | None:
+    date, _, time = text.rstrip("Z").replace("/", "-").partition("T")
+    try:
+        year, month, day = (int(part) for part in date.split("-"))
+    except ValueError:
+        return None
+    return _calendar(year, month, day, re.split(r"[+]|-(?=\d\d:?\d\d$)", time)[0])
+
+
+def _calendar(year: int, month: int, day: int, time: str) -> float | None:
+    if not (1 <= month <= 12 and 1 <= day <= 31 and 1970 <= year <= 9999):
+        return None
+    seconds = _of_day(time)
+    return None if seconds is None else calendar.timegm((year, month, day, 0, 0, 0)) + seconds
+
+
+def _of_day(text: str) -> float | None:
+    try:
+        hours, minutes, seconds = text.replace(",", ".").split(":")
+        return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    except ValueError:
+        return None
