@@ -1,0 +1,136 @@
+"""What processes say when they fail: Python exceptions, CUDA errors, aborts; and who reports their end.
+
+torchelastic's "first observed failure" is the first exit that an agent saw, often a victim's abort.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from paceline.analysis.adapters.model import Block
+from paceline.analysis.facts import Fact, ProcessEnd, ProcessFault, ProcessFaultKind
+
+K = ProcessFaultKind
+_FRAMES_MAX = 60
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
+_EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|OutOfMemory\w*))(?::\s?(?P<text>.*))?$")
+_CUDA = (
+    (re.compile(r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|HIP out of memory"), K.CUDA_MEMORY),
+    (re.compile(r"uncorrectable (?:NVLink|ECC)|uncorrectable ECC|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE"), K.CUDA_ECC),
+    (re.compile(r"CUDA_ERROR_CONTAINED|cudaErrorContained"), K.CUDA_CONTAINED),
+    (re.compile(r"CUDA error: an illegal|CUDA_ERROR_ILLEGAL|CUDA error: misaligned|illegal memory access|illegal instruction|device-side assert"), K.CUDA_ILLEGAL),
+    (re.compile(r"CUDA error: |CUDA_ERROR_[A-Z_]+|cudaError[A-Z]\w+|CUBLAS_STATUS_(?!SUCCESS)\w+|HIP error: "), K.CUDA_OTHER),
+)  # fmt: skip
+_ELASTIC = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
+_CODE = re.compile(r"^\s*exitcode\s*:\s*(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+_HOSTNAME = re.compile(r"^\s*host\s*:\s*(?P<host>\S+)")
+_SIGNAL = re.compile(r"Signal (?P<number>\d+) \(SIG\w+\)")
+_SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<task>\d+)[^:]*: (?P<what>Killed|Exited|Segmentation|Out Of Memory|Aborted|Terminated)[^\d]*(?P<code>\d+)?")
+_AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\)(?:,)? local_rank: (?P<local>\d+)(?: \(pid: (?P<pid>\d+)\))?")
+_ACTOR_DIED = re.compile(r"worker (?:process )?has died|Worker unexpectedly exits|The actor died unexpectedly|actor is dead because its worker process has died")
+
+
+class ProcessFaults:
+    """Tracebacks (their last line) and CUDA errors, each once."""
+
+    name = "process errors"
+    needles = (
+        "Error", "Exception", "CUDA", "cudaError", "CUBLAS", "HIP", "Traceback", "Interrupt", "Fatal Python",
+        "Segmentation", "aborted by",
+    )  # fmt: skip
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        text = block.line.text.strip()
+        if text.startswith("Traceback (most recent call last)"):
+            yield from self._traceback(block)
+            return
+        kind = cuda_kind(text)
+        if kind is None and "aborted by" in text:
+            kind = K.ABORTED
+        if kind is None and ("Segmentation fault" in text or "Fatal Python error" in text):
+            kind = K.SEGFAULT
+        if kind is not None and "Watchdog caught collective" not in text:
+            yield ProcessFault(**base_of(block), kind=kind, text=text[:500])
+        elif (found := _EXCEPTION.match(text)) and "gloo" not in text and "Detected mismatch" not in text:
+            yield ProcessFault(**base_of(block), kind=K.EXCEPTION, exception=found["type"], text=text[:500])
+
+    def _traceback(self, block: Block) -> Iterator[Fact]:
+        """The frames belong to the exception line, which is read as such; here they are kept for stacks."""
+        frames: list[str] = []
+        for line in block.after:
+            text = line.text.strip()
+            if found := _FRAME.search(text):
+                frames.append(f"{found[1]}:{found[2]} {found[3] or ''}".strip())
+            elif found := _EXCEPTION.match(text):
+                kind = cuda_kind(text) or K.EXCEPTION
+                yield ProcessFault(
+                    **base_of(block), kind=kind, exception=found["type"], text=text[:500],
+                    frames=tuple(frames[-_FRAMES_MAX:]),
+                )  # fmt: skip
+                return
+
+
+class ProcessEnds:
+    """torchelastic's report and its agent's lines, srun's, Ray's."""
+
+    name = "process ends"
+    needles = ("(local_rank: ", "failed (exitcode", "srun: error", "has died", "unexpectedly exits", "died unexpectedly")
+
+    def __init__(self) -> None:
+        self._first = False
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        text = block.line.text
+        if _ELASTIC.match(text):
+            yield self._elastic(block)
+        elif found := _AGENT.search(text):
+            base = base_of(block)
+            pid = int(found["pid"]) if found["pid"] else None
+            base["speaker"] = replace(base["speaker"], local_rank=int(found["local"]), pid=pid, rank=None)
+            yield ProcessEnd(**base, **_ending(int(found["code"])), text=text[:500])
+        elif found := _SRUN.search(text):
+            base = base_of(block)
+            base["speaker"] = replace(base["speaker"], rank=int(found["task"]), host=found["host"])
+            yield ProcessEnd(**base, text=text[:500], signal=9 if found["what"] in ("Killed", "Out Of Memory") else None)
+        elif _ACTOR_DIED.search(text):
+            yield ProcessEnd(**base_of(block), text=text[:500])
+
+    def _elastic(self, block: Block) -> Fact:
+        found = _ELASTIC.match(block.line.text)
+        code = signal = pid = None
+        for line in list(block.after)[:6]:
+            if _ELASTIC.match(line.text):
+                break
+            if exit_ := _CODE.match(line.text):
+                code, pid = int(exit_["code"]), int(exit_["pid"])
+            if killed := _SIGNAL.search(line.text):
+                signal = int(killed["number"])
+        base = base_of(block)
+        rank, local = (int(found["rank"]), int(found["local"])) if found else (None, None)
+        base["speaker"] = replace(base["speaker"], rank=rank, local_rank=local, pid=pid)
+        ending = _ending(code) if code is not None else {}
+        if signal is not None:
+            ending["signal"] = signal
+        return ProcessEnd(**base, **ending, text=block.line.text[:500])
+
+
+def cuda_kind(text: str) -> ProcessFaultKind | None:
+    """Which CUDA error a line reports, None where none."""
+    return next((kind for pattern, kind in _CUDA if pattern.search(text)), None)
+
+
+def base_of(block: Block) -> dict[str, Any]:
+    """The fields that every fact takes from its line."""
+    line = block.line
+    return {
+        "origin": line.origin,
+        "speaker": line.speaker,
+        "time_s": line.time_s,
+        "clock": line.clock,
+        "attempt": line.attempt,
+    }
+
+
+def _ending(code: int) -> dict[str, Any]:
+    return {"exit_code": code, "signal": -code if code < 0 else None, "clean": code == 0}
