@@ -1,0 +1,171 @@
+"""NCCL_DEBUG lines, INFO and WARN, of NCCL 2.10 to 2.32.
+
+Peers of InfiniBand completions are addresses, not ranks; opcode and length of a failed completion mean nothing.
+`[0]` after the thread is a CUDA device, never a rank.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from paceline.analysis.adapters.functions import function_of
+from paceline.analysis.adapters.kernel_log import normal_pci
+from paceline.analysis.adapters.model import Block
+from paceline.analysis.facts import (
+    CallSeen,
+    Fact,
+    Group,
+    Membership,
+    NetworkFailure,
+    NetworkKind,
+    SettingSeen,
+    Work,
+)
+
+_DEVICE = re.compile(r"^\[(\d{1,3})\] ")
+_INIT = re.compile(
+    r"ncclCommInitRank(?:Config|Scalable)?\b.* comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d+) nranks (?P<size>\d+)"
+    r"(?: cudaDev (?P<device>\d+))?(?: nvmlDev \d+)?(?: busId (?P<bus>[\da-fA-F]+))?(?: commId (?P<id>0x[\da-fA-F]+))?"
+    r".*? - Init (?P<stage>START|COMPLETE)"
+)
+_OLD_INIT = re.compile(
+    r"comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d+) nranks (?P<size>\d+) cudaDev (?P<device>\d+)"
+    r"(?: busId (?P<bus>[\da-fA-F]+))? - Init (?P<stage>START|COMPLETE)"
+)
+_CALL = re.compile(
+    r"(?P<function>[A-Z][A-Za-z]+): opCount (?P<count>[\da-fA-F]+) sendbuff \S+ recvbuff \S+ (?:acc \S+ )?count "
+    r"(?P<elements>\d+) datatype (?P<dtype>\d+) op (?P<op>\d+) root (?P<root>-?\d+) comm (?P<comm>0x[\da-fA-F]+)"
+    r" \[nranks=(?P<size>\d+)\]"
+)
+_COMPLETION = re.compile(
+    r"Got completion from peer (?P<peer>\S+?)(?:<(?P<port>\d+)>)? with (?:error (?P<error>\d+)|status=(?P<status>\d+)|"
+    r"status=\w+\((?P<named>\d+)\))"
+)
+_HCA = re.compile(r"\bhca (?P<hca>[\w.-]+)")
+_EVENT = re.compile(
+    r"(?:Got async event\s*: |(?P<device>[\w.-]+):\d+ (?:Got async (?:error )?event|async fatal event)(?: on (?:CQ|QP|SRQ))?[^:]*: )"
+    r"(?P<event>.+)"
+)
+_OPEN = re.compile(r"Unable to open device (?P<device>[\w.-]+)")
+_TRUNCATED = re.compile(r"message truncated : receiving (?P<a>\d+) bytes instead of (?P<b>\d+)")
+_VERSION = re.compile(r"^(?:\[\d+\] )?(?:NCCL INFO )?NCCL version (?P<version>[\d.]+)")
+_ENVIRONMENT = re.compile(r"(?P<name>NCCL_[A-Z0-9_]+) set by environment to (?P<value>\S+)")
+_DTYPES = {0: "int8", 1: "uint8", 2: "int32", 3: "uint32", 4: "int64", 5: "uint64", 6: "float16", 7: "float32", 8: "float64", 9: "bfloat16"}  # fmt: skip
+_OPS = {0: "sum", 1: "prod", 2: "max", 3: "min", 4: "avg"}
+
+
+class NcclMembers:
+    """`ncclCommInitRank comm ... rank 3 nranks 8 ... - Init COMPLETE`: which rank a process is."""
+
+    name = "nccl init"
+    needles = ("Init START", "Init COMPLETE")
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        found = _INIT.search(block.line.text) or _OLD_INIT.search(block.line.text)
+        if not found:
+            return
+        bus = found["bus"] or ""
+        base = base_of(block)
+        gpu = _gpu_of_bus(bus)
+        base["speaker"] = replace(base["speaker"], group_rank=int(found["rank"]), gpu=gpu or base["speaker"].gpu)
+        name = found.groupdict().get("id") or ""
+        yield Membership(
+            **base,
+            group=Group(name=name, description=found["comm"], size=int(found["size"])),
+            rank_in_group=int(found["rank"]),
+            complete=found["stage"] == "COMPLETE",
+        )
+
+
+class NcclCalls:
+    """`AllReduce: opCount f7 sendbuff ...` (NCCL_DEBUG_SUBSYS=COLL); opCount is hexadecimal."""
+
+    name = "nccl calls"
+    needles = (": opCount ",)
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        found = _CALL.search(block.line.text)
+        if not found:
+            return
+        function = function_of(found["function"])
+        work = Work(
+            function=function,
+            sequence=int(found["count"], 16),
+            count_in=int(found["elements"]),
+            dtype=_DTYPES.get(int(found["dtype"]), found["dtype"]),
+            reduce_op=_OPS.get(int(found["op"]), found["op"]) if "reduce" in function else "",
+            root=int(found["root"]) if function in ("broadcast", "reduce", "gather", "scatter") else None,
+        )
+        group = Group(description=found["comm"], size=int(found["size"]))
+        yield CallSeen(**base_of(block), group=group, work=work)
+
+
+class NcclNetwork:
+    """Failures of InfiniBand and sockets in every wording since 2.10."""
+
+    name = "nccl network"
+    needles = ("Got completion from peer", "async", "Unable to open device", "message truncated", "onnection closed by remote peer", "mismatch error", "collective mismatch", "socket")  # fmt: skip
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        text = block.line.text
+        if "NCCL" not in text and "NET/" not in text:
+            return
+        base = base_of(block)
+        if found := _COMPLETION.search(text):
+            status = int(found["error"] or found["status"] or found["named"])
+            device = _HCA.search(text)
+            peer = found["peer"] + (f"<{found['port']}>" if found["port"] else "")
+            yield NetworkFailure(
+                **base, kind=NetworkKind.COMPLETION, status=status, peer=peer,
+                device=device["hca"] if device else "", text=text[:500],
+            )  # fmt: skip
+        elif "WARN" in text and (found := _EVENT.search(text)):
+            yield NetworkFailure(
+                **base, kind=NetworkKind.PORT, device=found["device"] or "", text=found["event"][:500]
+            )
+        elif found := _OPEN.search(text):
+            yield NetworkFailure(**base, kind=NetworkKind.OPEN, device=found["device"], text=text[:500])
+        elif _TRUNCATED.search(text):
+            yield NetworkFailure(**base, kind=NetworkKind.TRUNCATED, text=text[:500])
+        elif "mismatch" in text and ("local size" in text or "remote size" in text):
+            yield NetworkFailure(**base, kind=NetworkKind.MISMATCH, text=text[:500])
+        elif "onnection closed by remote peer" in text:
+            yield NetworkFailure(**base, kind=NetworkKind.CLOSED, text=text[:500])
+
+
+class NcclSettings:
+    """NCCL's version and the variables it says it took from the environment."""
+
+    name = "nccl settings"
+    needles = ("NCCL version", "set by environment to")
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        if found := _VERSION.search(block.line.text):
+            yield SettingSeen(**base_of(block), name="nccl_version", value=found["version"])
+        elif found := _ENVIRONMENT.search(block.line.text):
+            yield SettingSeen(**base_of(block), name=found["name"], value=found["value"])
+
+
+def base_of(block: Block) -> dict[str, Any]:
+    """The fields of every fact; the CUDA device of the line as GPU where no address is known."""
+    line = block.line
+    device = _DEVICE.match(line.text)
+    speaker = line.speaker
+    if device and not speaker.gpu:
+        speaker = replace(speaker, local_rank=int(device[1]))
+    return {
+        "origin": line.origin,
+        "speaker": speaker,
+        "time_s": line.time_s,
+        "clock": line.clock,
+        "attempt": line.attempt,
+    }
+
+
+def _gpu_of_bus(bus: str) -> str:
+    """NCCL prints the bus id as one hexadecimal number: 0x9b000 is 0000:9b:00."""
+    if not bus or len(bus) > 12:
+        return ""
+    value = int(bus, 16)
+    return normal_pci(f"{value >> 20:04x}:{value >> 12 & 0xFF:02x}:{value >> 4 & 0xFF:02x}")
