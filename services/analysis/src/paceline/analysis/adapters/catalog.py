@@ -1,0 +1,30 @@
+"""All adapters, in the order of asking. A new tool is one module and one line here."""
+
+from paceline.analysis.adapters.gloo import GlooFailures
+from paceline.analysis.adapters.kernel_log import DeviceEvents, HostKills
+from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetwork, NcclSettings
+from paceline.analysis.adapters.process_errors import ProcessEnds, ProcessFaults
+from paceline.analysis.adapters.reading import Adapters
+from paceline.analysis.adapters.torch_reports import Barriers, DesyncReports, Mismatches
+from paceline.analysis.adapters.torch_watchdog import GroupStatuses, WatchdogsStuck, WatchdogTimeouts
+
+ADAPTERS = Adapters(
+    documents=(),
+    lines=(
+        WatchdogTimeouts(),
+        GroupStatuses(),
+        WatchdogsStuck(),
+        Mismatches(),
+        DesyncReports(),
+        Barriers(),
+        GlooFailures(),
+        NcclMembers(),
+        NcclCalls(),
+        NcclNetwork(),
+        NcclSettings(),
+        DeviceEvents(),
+        HostKills(),
+        ProcessFaults(),
+        ProcessEnds(),
+    ),
+)
