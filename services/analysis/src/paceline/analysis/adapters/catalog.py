@@ -3,13 +3,15 @@
 from paceline.analysis.adapters.gloo import GlooFailures
 from paceline.analysis.adapters.kernel_log import DeviceEvents, HostKills
 from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetwork, NcclSettings
+from paceline.analysis.adapters.nccl_ras import RasText
+from paceline.analysis.adapters.nccl_ras_json import RasJson
 from paceline.analysis.adapters.process_errors import ProcessEnds, ProcessFaults
 from paceline.analysis.adapters.reading import Adapters
 from paceline.analysis.adapters.torch_reports import Barriers, DesyncReports, Mismatches
 from paceline.analysis.adapters.torch_watchdog import GroupStatuses, WatchdogsStuck, WatchdogTimeouts
 
 ADAPTERS = Adapters(
-    documents=(),
+    documents=(RasJson(),),
     lines=(
         WatchdogTimeouts(),
         GroupStatuses(),
@@ -22,6 +24,7 @@ ADAPTERS = Adapters(
         NcclCalls(),
         NcclNetwork(),
         NcclSettings(),
+        RasText(),
         DeviceEvents(),
         HostKills(),
         ProcessFaults(),

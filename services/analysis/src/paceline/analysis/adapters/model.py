@@ -23,7 +23,11 @@ class LineAdapter(Protocol):
     """Reads one kind of message out of any log. Never raises, whatever the text."""
 
     name: str
-    needles: tuple[str, ...]  # every line it reads contains one of them: lines without are not offered
+
+    @property
+    def needles(self) -> tuple[str, ...]:
+        """Every line it reads contains one of them: lines without are not offered."""
+        ...
 
     def read(self, block: Block) -> Iterator[Fact]:
         """Facts that begin at `block.line`; none where it only looks alike."""
