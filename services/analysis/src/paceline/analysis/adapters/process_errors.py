@@ -19,7 +19,7 @@ _CUDA = (
     (re.compile(r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|HIP out of memory"), K.CUDA_MEMORY),
     (re.compile(r"uncorrectable (?:NVLink|ECC)|uncorrectable ECC|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE"), K.CUDA_ECC),
     (re.compile(r"CUDA_ERROR_CONTAINED|cudaErrorContained"), K.CUDA_CONTAINED),
-    (re.compile(r"CUDA error: an illegal|CUDA_ERROR_ILLEGAL|CUDA error: misaligned|illegal memory access|illegal instruction|device-side assert"), K.CUDA_ILLEGAL),
+    (re.compile(r"CUDA error: an illegal|CUDA_ERROR_ILLEGAL|CUDA error: misaligned|illegal memory access|illegal instruction|device-side assert triggered"), K.CUDA_ILLEGAL),
     (re.compile(r"CUDA error: |CUDA_ERROR_[A-Z_]+|cudaError[A-Z]\w+|CUBLAS_STATUS_(?!SUCCESS)\w+|HIP error: "), K.CUDA_OTHER),
 )  # fmt: skip
 _ELASTIC = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")

@@ -1,0 +1,272 @@
+"""One attempt of one job, as its files show it: who is who, which groups exist, and how far each rank came.
+
+Three rank numbers occur in logs. Everything here is in global ranks; what cannot be brought to one is left
+out of the tables, never guessed.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from paceline.analysis.facts import (
+    Clock,
+    Fact,
+    FlightDump,
+    Group,
+    GroupStatus,
+    Membership,
+    Origin,
+    Work,
+    WorkTimeout,
+)
+
+RANKS_MAX = 1 << 20
+DEFAULT_GROUP = "0"  # torch's name of the group of all ranks
+_DEFAULT_NAMES = ("", DEFAULT_GROUP, "default_pg")
+_COMPARABLE_S = 30 * 86_400.0  # times further apart come from clocks or years that do not fit
+AnyFact = TypeVar("AnyFact", bound=Fact)
+
+
+@dataclass
+class Standing:
+    """How far one rank has come in one group; sequence numbers of the watchdog, None where not said."""
+
+    group: str
+    rank: int
+    enqueued: int | None = None
+    started: int | None = None
+    completed: int | None = None
+    failed: int | None = None
+    work: Work | None = None  # the operation its watchdog gave up on
+    entered_s: float | None = None  # when it entered that operation: time of the line minus "ran for"
+    clock: Clock = Clock.NONE
+    origins: list[Origin] = field(default_factory=list)
+
+    @property
+    def waits_in(self) -> int | None:
+        """The sequence it stands in: the failed one, or the oldest that is not completed."""
+        if self.failed is not None:
+            return self.failed
+        if self.enqueued is not None and self.completed is not None and self.enqueued > self.completed:
+            return self.completed + 1
+        return self.work.sequence if self.work else None
+
+
+@dataclass
+class Place:
+    """Where a rank runs, as far as any line says."""
+
+    host: str = ""
+    pid: int | None = None
+    gpu: str = ""
+    local_rank: int | None = None
+
+
+@dataclass
+class GroupView:
+    """A process group: its global ranks in group order where known, else only its size, 0 unknown."""
+
+    name: str
+    description: str = ""
+    size: int = 0
+    ranks: tuple[int, ...] = ()
+
+
+class Case:
+    """Facts of one attempt with identity resolved. Build once, read by every rule."""
+
+    def __init__(self, facts: Sequence[Fact], attempt: int = 0, attempts: int = 1) -> None:
+        self.facts = tuple(facts)
+        self.attempt, self.attempts = attempt, attempts
+        self._by_kind: dict[type[Fact], list[Fact]] = defaultdict(list)
+        for fact in self.facts:
+            self._by_kind[type(fact)].append(fact)
+        self._by_pid: dict[tuple[str, int], int] = {}
+        self._by_gpu: dict[tuple[str, str], int] = {}
+        self.groups = self._read_groups()
+        self._ranks_of_file = self._read_files()
+        self.places = self._read_places()
+        self.ranks_named = self._read_ranks()
+        self.world_size = self._read_world()
+        self.table = self._read_table()
+
+    def of(self, kind: type[AnyFact]) -> list[AnyFact]:
+        """All facts of a kind, in order of the input."""
+        return self._by_kind.get(kind, [])  # type: ignore[return-value]
+
+    def rank_of(self, fact: Fact) -> int | None:
+        """Global rank of the speaker, None where the text does not allow to say it."""
+        speaker = fact.speaker
+        if speaker.rank is not None:
+            return speaker.rank if speaker.rank < RANKS_MAX else None
+        if speaker.group_rank is not None:
+            return self.global_rank(getattr(fact, "group", Group()), speaker.group_rank)
+        if speaker.pid is not None and (speaker.host, speaker.pid) in self._by_pid:
+            return self._by_pid[speaker.host, speaker.pid]
+        if speaker.gpu:
+            return self.rank_on(speaker.host, speaker.gpu)
+        return self._ranks_of_file.get(fact.origin.file)
+
+    def global_rank(self, group: Group, group_rank: int) -> int | None:
+        """Global rank of a member; the group of all ranks numbers its members alike."""
+        view = self.groups.get(group.name)
+        if view is not None and group_rank < len(view.ranks):
+            return view.ranks[group_rank]
+        alike = group.name in _DEFAULT_NAMES or group.description == "default_pg"
+        return group_rank if (alike or self._covers_job(group)) and group_rank < RANKS_MAX else None
+
+    def rank_on(self, host: str, gpu: str) -> int | None:
+        """Rank that runs on a GPU, where a topology or NCCL's init lines say so.
+
+        A kernel log without a host belongs to the only host whose GPUs are known.
+        """
+        if not host:
+            hosts = {known for known, _ in self._by_gpu}
+            host = next(iter(hosts)) if len(hosts) == 1 else ""
+        return self._by_gpu.get((host, gpu))
+
+    def members(self, group: str) -> tuple[int, ...]:
+        """Global ranks of a group; empty where neither its members nor its size are known."""
+        view = self.groups.get(group)
+        if view is not None and view.ranks:
+            return view.ranks
+        if view is not None and view.size and (group in _DEFAULT_NAMES or view.size == self.world_size):
+            return tuple(range(view.size))
+        return tuple(range(self.world_size)) if group in _DEFAULT_NAMES else ()
+
+    def standings(self, group: str) -> list[Standing]:
+        return [standing for (name, _), standing in sorted(self.table.items()) if name == group]
+
+    def _covers_job(self, group: Group) -> bool:
+        sizes = [fact.group.size for fact in self.of(Membership)]
+        return bool(group.size) and group.size >= max(sizes, default=0)
+
+    def _read_groups(self) -> dict[str, GroupView]:
+        views: dict[str, GroupView] = {}
+        for fact in self.facts:
+            groups = fact.groups if isinstance(fact, FlightDump) else (getattr(fact, "group", None),)
+            for group in groups:
+                if isinstance(group, Group) and group.name:
+                    view = views.setdefault(group.name, GroupView(group.name))
+                    view.description = view.description or group.description
+                    view.ranks = view.ranks or group.ranks
+                    view.size = max(view.size, group.size, len(group.ranks))
+        return views
+
+    def _read_files(self) -> dict[str, int]:
+        """Files in which every line with a rank names the same one."""
+        ranks: dict[str, set[int]] = defaultdict(set)
+        for fact in self.facts:
+            if fact.speaker.rank is not None:
+                ranks[fact.origin.file].add(fact.speaker.rank)
+        return {file: next(iter(found)) for file, found in ranks.items() if len(found) == 1}
+
+    def _read_places(self) -> dict[int, Place]:
+        places: dict[int, Place] = {}
+        for fact in self.facts:
+            rank = self.rank_of(fact) if fact.speaker.group_rank is not None else fact.speaker.rank
+            if rank is None or rank >= RANKS_MAX:
+                continue
+            place = places.setdefault(rank, Place())
+            place.host = place.host or fact.speaker.host
+            place.gpu = place.gpu or fact.speaker.gpu
+            place.pid = fact.speaker.pid if place.pid is None else place.pid
+            place.local_rank = fact.speaker.local_rank if place.local_rank is None else place.local_rank
+        for rank, place in places.items():
+            if place.pid is not None:
+                self._by_pid.setdefault((place.host, place.pid), rank)
+            if place.gpu:
+                self._by_gpu.setdefault((place.host, place.gpu), rank)
+        return places
+
+    def _read_ranks(self) -> tuple[int, ...]:
+        """Every global rank that some line speaks for."""
+        found = {rank for fact in self.facts if (rank := self.rank_of(fact)) is not None}
+        return tuple(sorted(found))
+
+    def _read_world(self) -> int:
+        """Ranks of the job, 0 where no line gives the size of the group of all."""
+        sizes = [0]
+        for view in self.groups.values():
+            whole = view.name in _DEFAULT_NAMES or view.description == "default_pg"
+            sizes.append(max(view.size if whole else 0, max(view.ranks, default=-1) + 1))
+        sizes += [fact.group.size for fact in self.of(Membership)]
+        sizes += [size for fact in self.facts if (size := int(getattr(fact, "expected", None) or 0))]
+        sizes += [
+            _gathered_size(fact.work) for fact in self.of(WorkTimeout) if fact.group.name in _DEFAULT_NAMES
+        ]
+        size = max(sizes)
+        return size if size > max(self.ranks_named, default=-1) else 0
+
+    def _read_table(self) -> dict[tuple[str, int], Standing]:
+        table: dict[tuple[str, int], Standing] = {}
+        for status in self.of(GroupStatus):
+            rank = self.rank_of(status)
+            if rank is None:
+                continue
+            standing = table.setdefault((status.group.name, rank), Standing(status.group.name, rank))
+            standing.enqueued = _later(standing.enqueued, status.enqueued)
+            standing.started = _later(standing.started, status.started)
+            standing.completed = _later(standing.completed, status.completed)
+            standing.failed = standing.failed if status.failed is None else status.failed
+            standing.origins.append(status.origin)
+        for timeout in self.of(WorkTimeout):
+            rank = self.rank_of(timeout)
+            if rank is not None:
+                self._add_timeout(table, timeout, rank)
+        return table
+
+    def _add_timeout(self, table: dict[tuple[str, int], Standing], timeout: WorkTimeout, rank: int) -> None:
+        group = timeout.group.name or self._group_of(table, timeout, rank)
+        standing = table.setdefault((group, rank), Standing(group, rank))
+        standing.origins.insert(0, timeout.origin)
+        if standing.work is None or (timeout.work.sequence or 0) < (standing.work.sequence or 0):
+            standing.work = timeout.work
+            if timeout.time_s is not None and timeout.ran_ms is not None:
+                standing.entered_s, standing.clock = timeout.time_s - timeout.ran_ms / 1000, timeout.clock
+
+    def _group_of(self, table: dict[tuple[str, int], Standing], timeout: WorkTimeout, rank: int) -> str:
+        """The timeout's line names no group; the status line of the same rank and work does."""
+        mine = [standing for (_, other), standing in table.items() if other == rank and standing.group]
+        for standing in mine:
+            if timeout.work.sequence is not None and standing.failed == timeout.work.sequence:
+                return standing.group
+        return mine[0].group if len({standing.group for standing in mine}) == 1 else ""
+
+
+def comparable(first: Fact, second: Fact) -> bool:
+    """Whether the order of two facts by time means something."""
+    if first.time_s is None or second.time_s is None or first.clock is not second.clock:
+        return False
+    return abs(first.time_s - second.time_s) < _COMPARABLE_S
+
+
+def is_before(first: Fact, second: Fact) -> bool:
+    """By time where the clocks allow it, else by line in the same file; False where unknown."""
+    if comparable(first, second):
+        return (first.time_s or 0.0) < (second.time_s or 0.0)
+    return first.origin.file == second.origin.file and first.origin.line < second.origin.line
+
+
+def _gathered_size(work: Work) -> int:
+    """An all-gather's output over its input is the size of its group."""
+    if work.function != "all_gather" or not work.count_in or not work.count_out:
+        return 0
+    return work.count_out // work.count_in if work.count_out % work.count_in == 0 else 0
+
+
+def _later(known: int | None, found: int | None) -> int | None:
+    if known is None or found is None:
+        return found if known is None else known
+    return max(known, found)
+
+
+def split_attempts(facts: Iterable[Fact]) -> list[Case]:
+    """One case for each attempt that an appended log shows; facts of no attempt belong to the last."""
+    found: dict[int, list[Fact]] = defaultdict(list)
+    everything = list(facts)
+    for fact in everything:
+        found[fact.attempt].append(fact)
+    numbers = sorted(found) or [0]
+    return [Case(found.get(number, []), index, len(numbers)) for index, number in enumerate(numbers)]

@@ -1,0 +1,136 @@
+"""Ranks that run different operations: fingerprint mismatches.
+
+The rank that raises is not the guilty one. Of two sides nobody has the majority: where only the size
+differs, the smaller one has left something out (no padding, a skipped branch, a short batch), which is
+likely and not certain; where the operations differ, both are named.
+"""
+
+import re
+from collections import Counter
+
+from paceline.analysis.diagnosis.answer import Blame, Ground
+from paceline.analysis.diagnosis.case import Case
+from paceline.analysis.diagnosis.rules.finding import Finding, operation_of, origins_of, ranks_text
+from paceline.analysis.facts import NetworkFailure, NetworkKind, OperationMismatch, Side, Work
+from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
+
+_NUMBER = re.compile(r"\d+")
+
+
+def fingerprint(case: Case) -> Finding | None:
+    """torch compared what ranks run and found them different."""
+    reports = case.of(OperationMismatch)
+    if not reports:
+        return None
+    first = min(reports, key=lambda report: _sequence(report))
+    same = [report for report in reports if _sequence(report) == _sequence(first)]
+    works = {_rank(case, report, side): side.work for report in same for side in report.sides}
+    roots, how, confidence = _odd(works)
+    sub_reason = _sub_reason(first)
+    group = first.group.name
+    work = works[roots[0]] if len(roots) == 1 else first.sides[0].work
+    operation = operation_of(case, group, work)
+    others = {rank: work for rank, work in works.items() if rank not in roots}
+    against = "; ".join(f"rank {rank} runs {_text(other)}" for rank, other in sorted(others.items())[:4])
+    mine = "; ".join(f"rank {rank} runs {_text(works[rank])}" for rank in sorted(roots)[:4])
+    blames = tuple(Blame(RootKind.RANK, rank=rank, why=how) for rank in sorted(roots))
+    if len(roots) > 1 and not others:
+        blames = (Blame(RootKind.GROUP, ranks=tuple(sorted(roots)), why=how),)
+    return Finding(
+        reason="fingerprint_mismatch",
+        verdict_class=VerdictClass.H2,
+        sub_reason=sub_reason,
+        roots=blames,
+        victims=tuple(sorted(others)),
+        communicator=(operation.communicator_name if operation else "") or "default_pg",
+        operation=operation,
+        owner=Owner.USER_CODE,
+        action=Action(
+            ActionKind.FIX_CODE, ranks_text(sorted(roots)), "make all ranks issue the same operation"
+        ),
+        confidence=confidence,
+        grounds=(
+            Ground("fingerprint", "; ".join(part for part in (mine, against) if part), origins_of(same)),
+            Ground("who", how, ()),
+        ),
+        summary=f"{ranks_text(sorted(roots))} {'differ' if len(roots) > 1 else 'differs'} from the others at "
+        f"sequence {work.sequence if work.sequence is not None else '(not said)'}: {mine}"
+        + (f", {against}" if against else ""),
+        would_decide=("the call stacks of both sides at that sequence",) if confidence < 0.8 else (),
+    )
+
+
+def size_refused(case: Case) -> Finding | None:
+    """NCCL's own size check, or a socket that got another size than it waits for."""
+    found = [f for f in case.of(NetworkFailure) if f.kind in (NetworkKind.TRUNCATED, NetworkKind.MISMATCH)]
+    if not found:
+        return None
+    ranks = sorted({rank for fact in found if (rank := case.rank_of(fact)) is not None})
+    return Finding(
+        reason="size_refused",
+        verdict_class=VerdictClass.H2,
+        sub_reason=SubReason.SIZE_MISMATCH,
+        roots=(Blame(RootKind.NONE, name="the rank that sends another size cannot be named from this line"),),
+        victims=(),
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.COLLECT, "", "flight recorder dumps of all ranks"),
+        confidence=0.7,
+        grounds=(Ground("size_check", found[0].text[:200], origins_of(found)),),
+        summary=f"Two ranks disagree about the size of an operation (seen by {ranks_text(ranks) if ranks else 'one rank'})",
+        would_decide=("flight recorder dumps: who has which size",),
+    )
+
+
+def _odd(works: dict[int, Work]) -> tuple[list[int], str, float]:
+    """Who differs, why we think so, how sure."""
+    count = Counter(_key(work) for work in works.values())
+    (most, votes), *rest = count.most_common()
+    if votes >= 2 and (not rest or votes > rest[0][1]):
+        odd = [rank for rank, work in works.items() if _key(work) != most]
+        return odd, f"{votes} ranks agree, the others differ", 0.9
+    functions = {work.function for work in works.values()}
+    sizes = {rank: _elements(work) for rank, work in works.items()}
+    if (
+        len(functions) == 1
+        and all(size is not None for size in sizes.values())
+        and len(set(sizes.values())) > 1
+    ):
+        small = min(sizes, key=lambda rank: sizes[rank] or 0)
+        return [small], "the smaller side has left something out; of two ranks neither has the majority", 0.6
+    return sorted(works), "two ranks differ and neither has the majority", 0.5
+
+
+def _key(work: Work) -> tuple[str, str, str, str]:
+    return work.function, work.shapes, work.dtype, work.reduce_op
+
+
+def _elements(work: Work) -> int | None:
+    if not work.shapes:
+        return work.count_in
+    product = 1
+    for number in _NUMBER.findall(work.shapes)[:64]:
+        product *= int(number[:18])
+    return product
+
+
+def _rank(case: Case, report: OperationMismatch, side: Side) -> int:
+    rank = case.global_rank(report.group, side.rank)
+    return side.rank if rank is None else rank
+
+
+def _sequence(report: OperationMismatch) -> int:
+    known = [side.work.sequence for side in report.sides if side.work.sequence is not None]
+    return min(known, default=1 << 62)
+
+
+def _sub_reason(report: OperationMismatch) -> SubReason:
+    first, second = (side.work for side in report.sides)
+    if first.function != second.function:
+        return SubReason.OPERATION_MISMATCH
+    if first.shapes != second.shapes:
+        return SubReason.SIZE_MISMATCH
+    return SubReason.DTYPE_MISMATCH if first.dtype != second.dtype else SubReason.OPERATION_MISMATCH
+
+
+def _text(work: Work) -> str:
+    return " ".join(part for part in (work.function or "an operation", work.dtype, work.shapes) if part)

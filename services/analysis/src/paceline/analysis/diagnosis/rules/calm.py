@@ -1,0 +1,111 @@
+"""Nothing to alarm anybody: work that had ended, pauses that were announced; and what cannot be decided."""
+
+from paceline.analysis.diagnosis.answer import Blame, Ground
+from paceline.analysis.diagnosis.case import Case
+from paceline.analysis.diagnosis.rules.finding import (
+    Finding,
+    complaining,
+    main_operation,
+    operation_text,
+    origins_of,
+    ranks_text,
+)
+from paceline.analysis.facts import (
+    Fact,
+    FlightDump,
+    PhaseKind,
+    PhaseSeen,
+    ProcessFault,
+    ProgressSeen,
+    WatchdogStuck,
+    WorkTimeout,
+)
+from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
+
+_PHASES_SHOWN = 16
+
+
+def finished(case: Case) -> Finding | None:
+    """The work had ended when a watchdog complained: teardown, not a hang of the job."""
+    ends = [fact for fact in case.of(PhaseSeen) if fact.kind is PhaseKind.FINISHED]
+    stuck = case.of(WatchdogStuck)
+    if not ends or case.of(WorkTimeout):
+        return None
+    after: list[Fact] = [*stuck]
+    return Finding(
+        reason="finished",
+        verdict_class=VerdictClass.NONE,
+        roots=(Blame(RootKind.NONE, name="the job had finished"),),
+        victims=(),
+        phase="teardown after the work was finished",
+        owner=Owner.FRAMEWORK,
+        action=Action(ActionKind.NONE, "", "count the job as a success"),
+        confidence=0.85,
+        grounds=(
+            Ground("finished", ends[0].text[:160] or "the work was finished", (ends[0].origin,)),
+            *((Ground("teardown", f"{len(stuck)} watchdogs stuck afterwards", origins_of(after)),) if stuck else ()),
+        ),
+        summary="The job had finished" + ("; watchdogs that got stuck while it released its resources" if stuck else ""),
+    )  # fmt: skip
+
+
+def announced(case: Case) -> Finding | None:
+    """Progress goes on after every pause, and the pauses were announced."""
+    phases, steps = case.of(PhaseSeen), case.of(ProgressSeen)
+    troubled = bool(complaining(case) or case.of(WatchdogStuck) or case.of(ProcessFault))
+    if troubled or not steps:
+        return None
+    times = [step.step_s for step in steps if step.step_s]
+    if times and max(times) > 1.03 * min(times):
+        return None
+    last = steps[-1]
+    if phases and phases[-1].origin.file == last.origin.file and phases[-1].origin.line > last.origin.line:
+        return None
+    names = ", ".join(sorted({phase.kind.value for phase in phases}))
+    return Finding(
+        reason="announced",
+        verdict_class=VerdictClass.NONE,
+        roots=(Blame(RootKind.NONE, name="no fault"),),
+        victims=(),
+        phase=names or "training",
+        action=Action(ActionKind.NONE, "", "these pauses belong to the job"),
+        confidence=0.8,
+        grounds=(
+            *(Ground("phase", phase.text[:120] or phase.kind.value, (phase.origin,)) for phase in phases[:_PHASES_SHOWN]),
+            Ground("progress", f"steps go on: {last.what} {last.done}", (last.origin,)),
+        ),
+        summary=f"No incident: pauses are announced ({names}) and steps go on" if names else "No incident: steps go on",
+    )  # fmt: skip
+
+
+def undecided(case: Case) -> Finding:
+    """The last rule: says what is seen and what would decide."""
+    communicator, operation = main_operation(case)
+    waiting = complaining(case)
+    late = list(case.of(ProcessFault))
+    missing = ["flight recorder dumps of all ranks", "the logs of all ranks, not of one"]
+    if waiting:
+        missing.append("stacks (py-spy) of the ranks that do not complain")
+    what = (
+        f"{ranks_text(waiting)} waited in {operation_text(operation)}" if waiting and operation
+        else f"{ranks_text(waiting)} lost or missed a peer" if waiting
+        else "nothing in the input says that anybody waits"
+    )  # fmt: skip
+    dumps = case.of(FlightDump)
+    return Finding(
+        reason="undecided",
+        verdict_class=VerdictClass.INCONCLUSIVE,
+        sub_reason=SubReason.MISSING_EVIDENCE,
+        roots=(Blame(RootKind.NONE, name="cannot be named from this input"),),
+        communicator=communicator,
+        operation=operation,
+        action=Action(ActionKind.COLLECT, "", missing[0]),
+        confidence=0.3,
+        grounds=(
+            *((Ground("waiting", what, origins_of(case.of(WorkTimeout))),) if waiting else ()),
+            *(Ground("consequence", f"later: {fault.text.strip()[:120]}", (fault.origin,), supports=False) for fault in late[:4]),
+            *((Ground("dumps", f"{len(dumps)} dumps", origins_of(dumps)),) if dumps else ()),
+        ),
+        summary=f"Not decided: {what}; the cause is not in these files",
+        would_decide=tuple(missing),
+    )  # fmt: skip

@@ -1,0 +1,248 @@
+"""Processes that ended or failed by themselves before the others complained.
+
+An error that a peer, a timeout or an abort brings about is a consequence: gloo's and NCCL's errors,
+torchelastic's child failures, SIGABRT after a watchdog, "out of memory" out of an aborted broadcast.
+"""
+
+import re
+from collections.abc import Sequence
+
+from paceline.analysis.diagnosis.answer import Blame, Ground
+from paceline.analysis.diagnosis.case import Case, is_before
+from paceline.analysis.diagnosis.rules.finding import (
+    Finding,
+    main_operation,
+    operation_text,
+    origins_of,
+    rank_roots,
+    ranks_text,
+)
+from paceline.analysis.facts import (
+    BarrierReport,
+    Fact,
+    GlooFailure,
+    GlooKind,
+    HostKill,
+    NetworkFailure,
+    NetworkKind,
+    ProcessEnd,
+    ProcessFault,
+    ProcessFaultKind,
+    WorkTimeout,
+)
+from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
+
+_BY_PEER = re.compile(
+    r"gloo|NCCL|ProcessGroup|[Cc]onnection (?:closed|reset|refused|aborted)|[Bb]roken pipe|DistBackendError|DistStoreError|"
+    r"DistNetworkError|ChildFailedError|[Ww]atchdog|[Tt]imed ?out|TimeoutError|Application timeout|KeyboardInterrupt|SystemExit|"
+    r"SignalException|RayActorError|ActorDiedError|collective|more than 1EB|barrier|Broken process pool|EOFError"
+)
+_OWN = (
+    ProcessFaultKind.EXCEPTION,
+    ProcessFaultKind.CUDA_MEMORY,
+    ProcessFaultKind.HOST_MEMORY,
+    ProcessFaultKind.SEGFAULT,
+)
+_KILLS = {9: "SIGKILL", 7: "SIGBUS", 11: "SIGSEGV", 4: "SIGILL", 8: "SIGFPE"}
+_DIED_FIRST_MAX = 0.5  # more deaths than this share of the known ranks: the launcher has ended the job
+
+
+def own_failure(case: Case) -> Finding | None:
+    """A process raised an error of its own while the others waited."""
+    own = [fault for fault in case.of(ProcessFault) if _is_own(fault) and not _is_consequence(case, fault)]
+    if not own or not _somebody_waits(case):
+        return None
+    timed = [fault for fault in own if fault.time_s is not None]
+    first = min(timed, key=lambda fault: fault.time_s or 0.0) if len(timed) == len(own) else own[0]
+    rank = case.rank_of(first)
+    complain = set(_waiting_ranks(case))
+    if rank is None:
+        return None
+    ranks = {r for fault in own if (r := case.rank_of(fault)) is not None and fault.text == first.text}
+    roots = ranks if not ranks & complain and len(ranks) <= max(1, len(complain)) else {rank}
+    memory = first.kind in (ProcessFaultKind.CUDA_MEMORY, ProcessFaultKind.HOST_MEMORY)
+    communicator, operation = main_operation(case)
+    return Finding(
+        reason="own_failure",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.PROCESS_EXITED,
+        roots=rank_roots(roots, first.exception or first.kind.value),
+        communicator=communicator,
+        operation=operation,
+        phase=_phase(case),
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.FIX_CODE, f"rank {rank}", _advice(first, memory)),
+        confidence=0.9,
+        grounds=(
+            Ground("own_failure", f"rank {rank}: {_clean(first.text)}{_frame(first)}", (first.origin,)),
+            *_complaints(case),
+        ),
+        summary=f"{ranks_text(list(roots))} failed first ({_clean(first.text)}) and never entered {operation_text(operation)}; "
+        "errors elsewhere are consequences",
+    )
+
+
+def killed(case: Case) -> Finding | None:
+    """A process was killed or ended before the others complained: host memory, signal, lost actor."""
+    kills = case.of(HostKill)
+    ends = [end for end in case.of(ProcessEnd) if _is_death(case, end)]
+    if not kills and not ends:
+        return None
+    if not _somebody_waits(case) and not kills:
+        return None
+    dead = {rank for fact in [*kills, *ends] if (rank := case.rank_of(fact)) is not None}
+    known = len(case.ranks_named) or 1
+    if not kills and len(dead) > max(1, _DIED_FIRST_MAX * known):
+        return None
+    roots = rank_roots(dead, "killed") if dead else (_unnamed(kills, ends),)
+    communicator, operation = main_operation(case)
+    memory = bool(kills)
+    who = ranks_text(list(dead)) if dead else roots[0].name
+    return Finding(
+        reason="killed",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.PROCESS_KILLED,
+        roots=roots,
+        communicator=communicator,
+        operation=operation,
+        phase=_phase(case),
+        owner=Owner.HOST if memory else Owner.UNKNOWN,
+        action=Action(
+            ActionKind.FIX_CONFIGURATION if memory else ActionKind.RESTART_PROCESS,
+            who,
+            "host memory ran out: lower its use or raise the limit"
+            if memory
+            else "find out who ended it, restart",
+        ),
+        confidence=0.85 if dead else 0.7,
+        grounds=(
+            *(Ground("host_kill", kill.text[:160], (kill.origin,)) for kill in kills[:4]),
+            *(Ground("process_end", end.text[:160], (end.origin,)) for end in ends[:4]),
+            *_complaints(case),
+        ),
+        summary=f"{who} was {'killed for host memory' if memory else 'killed or died'}; "
+        f"its peers wait in {operation_text(operation)}",
+        would_decide=() if dead else ("which rank the process was: launcher log with pids",),
+    )
+
+
+def connection_closed(case: Case) -> Finding | None:
+    """Everybody else lost one peer's connection: the process that says nothing is gone."""
+    closed = [f for f in case.of(NetworkFailure) if f.kind is NetworkKind.CLOSED]
+    closed_gloo = [f for f in case.of(GlooFailure) if f.kind in (GlooKind.CLOSED, GlooKind.RESET)]
+    facts: list[Fact] = [*closed, *closed_gloo]
+    if not facts or case.of(WorkTimeout):
+        return None
+    complain = {rank for fact in facts if (rank := case.rank_of(fact)) is not None}
+    timeouts = {
+        r for f in case.of(GlooFailure) if f.kind is GlooKind.TIMEOUT and (r := case.rank_of(f)) is not None
+    }
+    if timeouts:
+        return None  # who timed out closed the pair; its waiting is judged elsewhere
+    everybody = set(range(case.world_size)) if case.world_size else set(case.ranks_named)
+    gone = everybody - complain
+    if not complain or not gone or len(gone) > len(complain):
+        gone = set()
+    roots = (
+        rank_roots(gone, "its connections closed")
+        if gone
+        else (Blame(RootKind.NONE, name="the peer of the closed connection"),)
+    )
+    return Finding(
+        reason="connection_closed",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.PROCESS_EXITED,
+        roots=roots,
+        victims=tuple(sorted(complain)),
+        phase="collective",
+        owner=Owner.UNKNOWN,
+        action=Action(ActionKind.COLLECT, "", "log and exit code of the process that is gone"),
+        confidence=0.6 if gone else 0.4,
+        grounds=(Ground("closed", "end of file from a peer: its process ended", origins_of(facts)),),
+        summary=f"{ranks_text(list(gone)) if gone else 'A peer'} ended: {ranks_text(list(complain)) if complain else 'others'} lost the connection",
+        would_decide=("exit code of the missing process (launcher, dmesg)",),
+    )
+
+
+def _is_own(fault: ProcessFault) -> bool:
+    return fault.kind in _OWN and not _BY_PEER.search(fault.text) and not _BY_PEER.search(fault.exception)
+
+
+def _is_consequence(case: Case, fault: ProcessFault) -> bool:
+    """The rank's own watchdog or transport had already given up."""
+    rank = case.rank_of(fault)
+    before: list[Fact] = [*case.of(WorkTimeout), *case.of(GlooFailure), *case.of(NetworkFailure)]
+    return any((rank is None or case.rank_of(f) in (rank, None)) and is_before(f, fault) for f in before)
+
+
+def _is_death(case: Case, end: ProcessEnd) -> bool:
+    """An end that is a cause: not clean, not an abort after an own timeout, not before others' own words."""
+    if end.clean or end.called_first:
+        return False
+    signal = (
+        end.signal
+        if end.signal is not None
+        else ((end.exit_code or 0) - 128 if (end.exit_code or 0) > 128 else None)
+    )
+    unknown = end.exit_code is None and end.signal is None
+    rank = case.rank_of(end)
+    if rank is not None and rank in _waiting_ranks(case):
+        return False
+    return signal in _KILLS or unknown
+
+
+def _somebody_waits(case: Case) -> bool:
+    return bool(_waiting_ranks(case)) or bool(case.of(BarrierReport)) or bool(case.of(WorkTimeout))
+
+
+def _waiting_ranks(case: Case) -> list[int]:
+    kinds = (WorkTimeout, GlooFailure, NetworkFailure)
+    return sorted(
+        {rank for kind in kinds for fact in case.of(kind) if (rank := case.rank_of(fact)) is not None}
+    )
+
+
+def _unnamed(kills: Sequence[HostKill], ends: Sequence[ProcessEnd]) -> Blame:
+    if kills:
+        kill = kills[0]
+        name = f"process {kill.speaker.pid} ({kill.name})" if kill.name else f"process {kill.speaker.pid}"
+        return Blame(RootKind.NONE, node=kill.speaker.host, name=name, why="killed for host memory")
+    end = ends[0]
+    name = (
+        f"process {end.speaker.pid}"
+        if end.speaker.pid is not None
+        else "the process that its launcher reports as dead"
+    )
+    return Blame(RootKind.NONE, node=end.speaker.host, name=name, why="died")
+
+
+def _complaints(case: Case) -> tuple[Ground, ...]:
+    facts: list[Fact] = [*case.of(WorkTimeout), *case.of(GlooFailure), *case.of(NetworkFailure)]
+    ranks = sorted({rank for fact in facts if (rank := case.rank_of(fact)) is not None})
+    if not ranks:
+        return ()
+    return (Ground("waiting", f"{ranks_text(ranks)} only waited or lost the connection", origins_of(facts)),)
+
+
+def _phase(case: Case) -> str:
+    if case.of(WorkTimeout):
+        return ""
+    if case.of(GlooFailure):
+        return "gloo collective"
+    return "barrier" if case.of(BarrierReport) else ""
+
+
+def _frame(fault: ProcessFault) -> str:
+    return f" at {fault.frames[-1]}" if fault.frames else ""
+
+
+def _clean(text: str) -> str:
+    return text.strip().removeprefix("what():").strip()[:140]
+
+
+def _advice(fault: ProcessFault, memory: bool) -> str:
+    return (
+        "lower the memory it needs"
+        if memory
+        else f"fix what raised {fault.exception or 'the error'}{_frame(fault)}"
+    )

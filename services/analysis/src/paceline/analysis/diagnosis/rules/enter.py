@@ -1,0 +1,289 @@
+"""A member that did not enter what the others wait in: by its own counts, by torch's report, or by silence."""
+
+from paceline.analysis.diagnosis.answer import Ground
+from paceline.analysis.diagnosis.case import Case, Standing
+from paceline.analysis.diagnosis.rules.finding import (
+    Finding,
+    main_operation,
+    main_wait,
+    operation_of,
+    operation_text,
+    origins_of,
+    rank_roots,
+    ranks_text,
+    verb,
+    waiters,
+)
+from paceline.analysis.facts import (
+    DesyncReport,
+    Fact,
+    GlooFailure,
+    GlooKind,
+    PhaseKind,
+    PhaseSeen,
+    ProcessEnd,
+    ProgressSeen,
+    StackSeen,
+    WorkTimeout,
+)
+from paceline.contracts.verdicts import Action, ActionKind, Operation, Owner, SubReason, VerdictClass
+
+
+def desync_report(case: Case) -> Finding | None:
+    """torch's own report; its numbers count from one and are not the watchdog's sequence."""
+    reports = [report for report in case.of(DesyncReport) if report.lagging or report.never_joined]
+    if not reports:
+        return None
+    report = min(reports, key=lambda found: found.finished if found.finished is not None else -1)
+    lagging = sorted({*report.lagging, *report.never_joined})
+    finished = report.finished
+    where = f"collective #{finished + 1} of the desync report" if finished is not None else "any collective"
+    communicator, operation = main_operation(case)
+    return Finding(
+        reason="desync_report",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.MISSING_ENTER,
+        roots=rank_roots(lagging, f"did not join {where}"),
+        victims=tuple(sorted(_others(case, report, lagging))),
+        communicator=communicator or "default_pg",
+        operation=operation,
+        phase=where,
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.COLLECT, ranks_text(lagging), "its stack: where it is instead"),
+        confidence=0.85,
+        grounds=(
+            Ground(
+                "desync",
+                f"{ranks_text(lagging)} finished #{finished}, never joined the next",
+                (report.origin,),
+            ),
+            Ground(
+                "numbering",
+                "the report's numbers are not the watchdog's sequence numbers",
+                (report.origin,),
+                supports=False,
+            ),
+        ),
+        summary=f"{ranks_text(lagging)} never joined {where}; the others are ahead because they are queued, not because they differ",
+    )
+
+
+def behind(case: Case) -> Finding | None:
+    """Members whose own counts say that they have not entered the operation the others wait in."""
+    wait = main_wait(case)
+    if wait is None:
+        return None
+    group, standing = wait
+    sequence = standing.waits_in
+    if sequence is None:
+        return None
+    inside = waiters(case, group, sequence)
+    lower = [
+        s
+        for s in case.standings(group)
+        if s.enqueued is not None and s.enqueued < sequence and s.work is None
+    ]
+    if not inside or not lower:
+        return None
+    ranks = [s.rank for s in lower]
+    operation = operation_of(case, group, standing.work, sequence)
+    ended = {rank for rank in ranks if _has_ended(case, rank)}
+    if ended == set(ranks):
+        return _extra_call(inside, ranks, operation, case)
+    elsewhere = _elsewhere(case, set(ranks))
+    return Finding(
+        reason="behind",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.MISSING_ENTER,
+        roots=rank_roots(ranks, f"last enqueued {lower[0].enqueued}"),
+        victims=tuple(s.rank for s in inside),
+        communicator=operation.communicator_name if operation else group,
+        operation=operation,
+        owner=Owner.USER_CODE,
+        action=Action(
+            ActionKind.FIX_CODE, ranks_text(ranks), "the ranks take different paths; a restart repeats it"
+        ),
+        confidence=0.9,
+        grounds=(
+            Ground(
+                "counts",
+                f"{ranks_text(ranks)}: last enqueued {', '.join(str(s.enqueued) for s in lower[:8])}; "
+                f"{ranks_text([s.rank for s in inside])} entered {sequence}",
+                tuple(origin for s in lower for origin in s.origins)[:64],
+            ),
+            *elsewhere,
+        ),
+        summary=f"{ranks_text(ranks)} never entered {operation_text(operation)}, in which "
+        f"{ranks_text([s.rank for s in inside])} {verb([s.rank for s in inside], 'waits', 'wait')}"
+        + (f"; {elsewhere[0].statement}" if elsewhere else ""),
+    )
+
+
+def extra_call(case: Case) -> Finding | None:
+    """The ranks that wait are few, and every other one has ended its work normally."""
+    wait = main_wait(case)
+    if wait is None or wait[1].waits_in is None:
+        return None
+    group, standing = wait
+    sequence = standing.waits_in or 0
+    inside = waiters(case, group, sequence)
+    waiting = {s.rank for s in inside}
+    others = set(case.members(group) or case.ranks_named) - waiting
+    if not inside or not others or not all(_has_ended(case, rank) for rank in others):
+        return None
+    return _extra_call(inside, sorted(others), operation_of(case, group, standing.work, sequence), case)
+
+
+def silent(case: Case) -> Finding | None:
+    """Everybody complains but a few: those are where the wait begins, if their number is small."""
+    wait = main_wait(case)
+    if wait is None or not case.of(WorkTimeout):
+        return None
+    group, standing = wait
+    sequence = standing.waits_in
+    inside = {s.rank for s in case.standings(group) if s.work is not None}
+    members = case.members(group)
+    highest = max(inside | set(case.ranks_named))
+    expected = set(members) if members else set(range(highest + 1))
+    quiet = expected - {s.rank for s in case.standings(group)}
+    operation = operation_of(case, group, standing.work, sequence)
+    if not quiet or len(quiet) >= len(inside):
+        return None
+    phase = _last_phase(case, quiet)
+    return Finding(
+        reason="silent",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.DELAYED_ENTER if phase else SubReason.MISSING_ENTER,
+        roots=rank_roots(quiet, "the only one that does not complain" if len(quiet) == 1 else "does not complain"),
+        victims=tuple(sorted(inside)),
+        communicator=(operation.communicator_name if operation else "") or group or "default_pg",
+        operation=operation,
+        phase=phase.text[:120] if isinstance(phase, PhaseSeen) else (phase.what if isinstance(phase, ProgressSeen) else ""),
+        owner=_owner(phase),
+        action=Action(ActionKind.COLLECT, ranks_text(sorted(quiet)), "its stack, and what it was doing when the others entered"),
+        confidence=0.75 if phase else 0.65,
+        grounds=(
+            Ground("silence", f"{ranks_text(sorted(inside))} wait in {operation_text(operation)}; {ranks_text(sorted(quiet))} says nothing", tuple(o for s in case.standings(group) for o in s.origins)[:64]),
+            *((Ground("last_words", f"last line before they entered: {_words(phase)}", (phase.origin,)),) if phase else ()),
+        ),
+        summary=f"{ranks_text(sorted(quiet))} did not enter {operation_text(operation)}, in which all others wait"
+        + (f"; it was still busy: {_words(phase)}" if phase else ""),
+        would_decide=("the silent rank's stack (py-spy) or flight recorder dump",),
+    )  # fmt: skip
+
+
+def gloo_late(case: Case) -> Finding | None:
+    """A rank timed out in gloo; the peer that it closed the connection of was late."""
+    timeouts = [f for f in case.of(GlooFailure) if f.kind is GlooKind.TIMEOUT]
+    waited = {rank for f in timeouts if (rank := case.rank_of(f)) is not None}
+    if not waited:
+        return None
+    everybody = set(range(case.world_size)) if case.world_size else set(case.ranks_named)
+    late = everybody - waited
+    if not late or len(late) > max(1, len(waited)):
+        return None
+    phase = _last_phase(case, late)
+    return Finding(
+        reason="gloo_late",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.DELAYED_ENTER if phase else SubReason.MISSING_ENTER,
+        roots=rank_roots(late, "did not arrive in time"),
+        victims=tuple(sorted(waited)),
+        communicator="gloo",
+        phase="gloo barrier or collective",
+        owner=Owner.HOST,
+        action=Action(ActionKind.COLLECT, ranks_text(sorted(late)), "what it was busy with; raise the timeout if that is its work"),
+        confidence=0.75 if phase else 0.6,
+        grounds=(
+            Ground("gloo_timeout", f"{ranks_text(sorted(waited))} waited until its timeout", origins_of(timeouts)),
+            *((Ground("still_working", _words(phase), (phase.origin,)),) if phase else ()),
+        ),
+        summary=f"{ranks_text(sorted(late))} came too late to a gloo operation in which {ranks_text(sorted(waited))} waited"
+        + (f"; it was still at work: {_words(phase)}" if phase else ""),
+    )  # fmt: skip
+
+
+def _extra_call(
+    inside: list[Standing], others: list[int], operation: Operation | None, case: Case
+) -> Finding:
+    ranks = [s.rank for s in inside]
+    return Finding(
+        reason="extra_call",
+        verdict_class=VerdictClass.H2,
+        sub_reason=SubReason.OPERATION_MISMATCH,
+        roots=rank_roots(ranks, "one call more than its peers"),
+        victims=(),
+        communicator=operation.communicator_name if operation else "",
+        operation=operation,
+        phase="after the work was finished",
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.FIX_CODE, ranks_text(ranks), "a collective inside a branch that only these ranks take"),
+        confidence=0.85,
+        grounds=(
+            Ground("counts", f"{ranks_text(ranks)} issued {operation_text(operation)}; {ranks_text(others)} never did and ended normally", tuple(o for s in inside for o in s.origins)[:64]),
+            *(Ground("ended", _words(fact), (fact.origin,)) for fact in _ends(case, others)[:4]),
+        ),
+        summary=f"{ranks_text(ranks)} issued one collective more than its peers ({operation_text(operation)}); "
+        f"{ranks_text(others)} had finished correctly",
+    )  # fmt: skip
+
+
+def _others(case: Case, report: DesyncReport, lagging: list[int]) -> set[int]:
+    highest = max([*lagging, *report.stuck, *case.ranks_named, case.world_size - 1])
+    return set(range(highest + 1)) - set(lagging)
+
+
+def _elsewhere(case: Case, ranks: set[int]) -> tuple[Ground, ...]:
+    """Where the absent ranks are: in another backend, or in what their stacks show."""
+    gloo = [f for f in case.of(GlooFailure) if case.rank_of(f) in ranks]
+    stacks = [f for f in case.of(StackSeen) if case.rank_of(f) in ranks]
+    grounds = []
+    if gloo:
+        held = sorted({rank for f in gloo if (rank := case.rank_of(f)) is not None})
+        grounds.append(
+            Ground(
+                "other_backend",
+                f"{ranks_text(held)} stood in a gloo operation that the others never enter",
+                origins_of(gloo),
+            )
+        )
+    if stacks and stacks[0].frames:
+        grounds.append(Ground("stack", f"stack: {' < '.join(stacks[0].frames[:3])}", (stacks[0].origin,)))
+    return tuple(grounds)
+
+
+def _ends(case: Case, ranks: list[int]) -> list[Fact]:
+    finished: list[Fact] = [
+        f for f in case.of(PhaseSeen) if f.kind is PhaseKind.FINISHED and case.rank_of(f) in ranks
+    ]
+    return finished + [f for f in case.of(ProcessEnd) if f.clean and case.rank_of(f) in ranks]
+
+
+def _has_ended(case: Case, rank: int) -> bool:
+    return bool(_ends(case, [rank]))
+
+
+def _last_phase(case: Case, ranks: set[int]) -> PhaseSeen | ProgressSeen | None:
+    """The last thing that was under way and whose end nobody reports, of these ranks or of nobody named."""
+    found: PhaseSeen | ProgressSeen | None = None
+    for fact in case.facts:
+        if isinstance(fact, PhaseSeen | ProgressSeen) and case.rank_of(fact) in (*ranks, None):
+            if isinstance(fact, PhaseSeen):
+                found = None if fact.ended else fact
+            elif fact.what and not fact.what.startswith("iteration") and fact.done != fact.total:
+                found = fact
+    return found
+
+
+def _words(fact: Fact | None) -> str:
+    if isinstance(fact, ProgressSeen):
+        total = f"/{fact.total}" if fact.total is not None else ""
+        return f"{fact.what} {fact.done}{total}".strip()
+    text = str(getattr(fact, "text", ""))
+    return text[:160] if text else (fact.kind.value if isinstance(fact, PhaseSeen) else "")
+
+
+def _owner(phase: PhaseSeen | ProgressSeen | None) -> Owner:
+    if isinstance(phase, PhaseSeen) and phase.kind is PhaseKind.CHECKPOINT:
+        return Owner.STORAGE
+    return Owner.USER_CODE

@@ -1,0 +1,1 @@
+"""Reconstructions of public incidents, and the score of `paceline diagnose` on them."""
