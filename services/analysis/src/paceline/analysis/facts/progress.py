@@ -115,7 +115,7 @@ FLIGHT_ENTRY = np.dtype(
         ("sequence", np.int64),  # collective_seq_id, or p2p_seq_id
         ("record", np.int64),
         ("work", np.int32),  # index into FlightDump.works
-        ("state", np.uint8),  # 0 scheduled, 1 started, 2 completed
+        ("state", np.uint8),  # 0 scheduled, 1 started, 2 completed; as the backend means it
         ("retired", np.bool_),
         ("created_ns", np.int64),
         ("started_ns", np.int64),  # 0: not seen
@@ -135,7 +135,13 @@ class FlightDump(Fact):
     groups: tuple[Group, ...]
     works: tuple[Work, ...]
     entries: npt.NDArray[np.void]  # FLIGHT_ENTRY
-    status: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # group: enqueued, started, completed
+    status: dict[str, tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # group: enqueued, started, completed
     overwritten: int = 0  # records older than the ring
     library_version: str = ""
     backend: str = "nccl"
+    gaps: int = 0  # records between the first and the last that the dump does not have
+    only_active: bool = False  # completed operations were left out, so absence of history says nothing
+    timeout_ms: int | None = None  # of the oldest open operation
+    notes: tuple[str, ...] = ()  # cut, entries that could not be read
