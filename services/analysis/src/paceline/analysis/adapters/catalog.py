@@ -3,17 +3,25 @@
 from paceline.analysis.adapters.flight_json import FlightJson
 from paceline.analysis.adapters.flight_pickle import FlightPickles
 from paceline.analysis.adapters.gloo import GlooFailures
+from paceline.analysis.adapters.host_fabric import NetworkPorts, PciSwitches
+from paceline.analysis.adapters.host_gpu import DeviceQueues, SmiSections
+from paceline.analysis.adapters.host_tables import BandwidthTables, ProcessTables
 from paceline.analysis.adapters.kernel_log import DeviceEvents, HostKills
 from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetwork, NcclSettings
 from paceline.analysis.adapters.nccl_ras import RasText
 from paceline.analysis.adapters.nccl_ras_json import RasJson
 from paceline.analysis.adapters.process_errors import ProcessEnds, ProcessFaults
 from paceline.analysis.adapters.reading import Adapters
+from paceline.analysis.adapters.stacks import Stacks
 from paceline.analysis.adapters.torch_reports import Barriers, DesyncReports, Mismatches
 from paceline.analysis.adapters.torch_watchdog import GroupStatuses, WatchdogsStuck, WatchdogTimeouts
 
 ADAPTERS = Adapters(
-    documents=(FlightPickles(), FlightJson(), RasJson()),
+    documents=(
+        FlightPickles(),
+        FlightJson(),
+        RasJson(),
+    ),
     lines=(
         WatchdogTimeouts(),
         GroupStatuses(),
@@ -31,5 +39,12 @@ ADAPTERS = Adapters(
         HostKills(),
         ProcessFaults(),
         ProcessEnds(),
+        Stacks(),
+        SmiSections(),
+        DeviceQueues(),
+        PciSwitches(),
+        NetworkPorts(),
+        BandwidthTables(),
+        ProcessTables(),
     ),
 )

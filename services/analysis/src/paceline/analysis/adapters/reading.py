@@ -26,7 +26,10 @@ DOCUMENT_TEXT_MAX = 64 << 20  # a text larger than this is a log, whatever its h
 _HEAD_BYTES = 65_536
 _RANK_IN_NAME = re.compile(r"(?:^|[/_.-])(?:rank|task|worker)[_-]?(\d{1,6})(?=$|[/_.-])", re.IGNORECASE)
 _TORCHRUN_DIR = re.compile(r"(?:^|/)(\d{1,6})/(?:std(?:err|out))\.log$")  # torchrun --log-dir: local rank
-_NODE_IN_NAME = re.compile(r"(?:^|[/_.-])((?:node|host)[_-]?[\w]{1,32}?)(?=$|[/.])", re.IGNORECASE)
+_NODE_IN_NAME = re.compile(
+    r"(?:^|[/_.-])((?:node|host)(?:[_-]?\d{1,6}|[_-][a-z](?=[/_.-])|[_-]\w{1,32}?(?=$|[/.])))(?=$|[/_.-])",
+    re.IGNORECASE,
+)
 
 
 @dataclass

@@ -135,9 +135,8 @@ class FlightDump(Fact):
     groups: tuple[Group, ...]
     works: tuple[Work, ...]
     entries: npt.NDArray[np.void]  # FLIGHT_ENTRY
-    status: dict[str, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # group: enqueued, started, completed
+    # By name of the group: enqueued, started, completed.
+    status: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     overwritten: int = 0  # records older than the ring
     library_version: str = ""
     backend: str = "nccl"
