@@ -5,16 +5,33 @@ what is slow, which setting, and at last: nothing wrong, or not decided.
 """
 
 from paceline.analysis.diagnosis.case import Case
-from paceline.analysis.diagnosis.rules import agree, calm, counts, ends, enter, hardware, inside, start
+from paceline.analysis.diagnosis.rules import (
+    agree,
+    calm,
+    counts,
+    ends,
+    enter,
+    hardware,
+    inside,
+    late,
+    settings,
+    start,
+    steps,
+)
 from paceline.analysis.diagnosis.rules.finding import Finding, Rule
 
 RULES: tuple[Rule, ...] = (
+    # machines
     hardware.first_event,
     hardware.device_fault,
+    # start
     start.endpoints_differ,
+    # ends and errors of processes
+    late.crossed_messages,
     ends.killed,
     ends.own_failure,
     counts.unresponsive,
+    # who differs, who did not enter
     agree.fingerprint,
     agree.size_refused,
     enter.desync_report,
@@ -22,14 +39,29 @@ RULES: tuple[Rule, ...] = (
     counts.drift,
     enter.behind,
     counts.behind_in_counts,
+    late.outside,
+    late.long_phase,
+    # inside
     inside.port_events,
     inside.completions,
+    settings.stopped_first,
+    settings.odd_one_ahead,
+    settings.device_missing,
     inside.everybody_inside,
     enter.gloo_late,
     enter.silent,
     ends.connection_closed,
     start.init_stands,
     start.not_joined,
+    settings.acs_hang,
+    # slow
+    steps.collections,
+    settings.clock_writes,
+    steps.queued_tail,
+    steps.slow_steps,
+    settings.acs_slow,
+    settings.bandwidth_collapse,
+    # nothing wrong
     counts.one_apart,
     calm.finished,
     calm.announced,

@@ -5,6 +5,7 @@ the minority, which may be the ranks ahead.
 """
 
 from collections import defaultdict
+from itertools import pairwise
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import Case
@@ -183,7 +184,7 @@ def _snapshots(case: Case) -> dict[tuple[str, str], dict[int, dict[int, int]]]:
 
 
 def _grows(gap: list[int]) -> bool:
-    return all(later >= earlier for earlier, later in zip(gap, gap[1:], strict=False)) and gap[-1] > gap[0]
+    return all(later >= earlier for earlier, later in pairwise(gap)) and gap[-1] > gap[0]
 
 
 def _spread(row: dict[int, int]) -> int:
