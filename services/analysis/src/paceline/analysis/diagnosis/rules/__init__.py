@@ -13,6 +13,7 @@ from paceline.analysis.diagnosis.rules import (
     enter,
     hardware,
     inside,
+    judged,
     late,
     settings,
     start,
@@ -37,10 +38,12 @@ RULES: tuple[Rule, ...] = (
     enter.desync_report,
     enter.extra_call,
     counts.drift,
-    enter.behind,
-    counts.behind_in_counts,
-    late.outside,
     late.long_phase,
+    counts.behind_in_counts,
+    judged.dumps,
+    judged.table,
+    enter.behind,
+    late.outside,
     # inside
     inside.port_events,
     inside.completions,
@@ -65,6 +68,7 @@ RULES: tuple[Rule, ...] = (
     counts.one_apart,
     calm.finished,
     calm.announced,
+    judged.dumps_undecided,
 )
 
 

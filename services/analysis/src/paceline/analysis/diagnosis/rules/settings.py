@@ -23,7 +23,7 @@ SPIN_MEMORY_MAX = 5.0  # %: ... and move nothing
 COLLAPSE = 0.25  # of the median bandwidth
 COLLAPSES_MIN = 2
 DELAYED = 1.5  # an operation that takes that much longer than the median
-_ACS = ("acs", "pci_acs", "acsctl")
+_ACS = "pcie_acs"
 
 
 def device_missing(case: Case) -> Finding | None:
@@ -162,12 +162,7 @@ def clock_writes(case: Case) -> Finding | None:
 def bandwidth_collapse(case: Case) -> Finding | None:
     """Bandwidth falls to nearly nothing now and then, at sizes that were fast before."""
     rows = [row for row in case.of(SampleRow) if row.kind == "bandwidth"]
-    rates = np.array(
-        [
-            row.numbers.get("busbw", row.numbers.get("algbw", row.numbers.get("bandwidth", np.nan)))
-            for row in rows
-        ]
-    )
+    rates = np.array([_busbw(row) or np.nan for row in rows])
     if np.isfinite(rates).sum() < 4:
         return None
     usual = float(np.nanmedian(rates[rates > COLLAPSE * np.nanmax(rates)]))
@@ -280,12 +275,7 @@ def stopped_first(case: Case) -> Finding | None:
 
 
 def _acs(case: Case) -> list[SettingSeen]:
-    facts = [fact for fact in case.of(SettingSeen) if fact.name.lower() in _ACS]
-    return [
-        fact
-        for fact in facts
-        if "ReqRedir+" in fact.value + fact.text or fact.value.lower() in ("on", "enabled", "1")
-    ]
+    return [fact for fact in case.of(SettingSeen) if fact.name == _ACS and fact.value == "redirect"]
 
 
 def _spinning(case: Case) -> Sequence[Fact]:
@@ -299,7 +289,16 @@ def _spinning(case: Case) -> Sequence[Fact]:
 
 
 def _bandwidth(case: Case) -> list[SampleRow]:
-    return [row for row in case.of(SampleRow) if "busbw" in row.numbers]
+    """Rows of collectives' bandwidth, of tests or of monitors."""
+    return [row for row in case.of(SampleRow) if _busbw(row) is not None]
+
+
+def _busbw(row: SampleRow) -> float | None:
+    """In GB/s."""
+    for name in ("busbw_gbps", "average_busbw_gbps"):
+        if name in row.numbers:
+            return row.numbers[name]
+    return row.numbers["busbw"] / 1e9 if "busbw" in row.numbers else None
 
 
 def _duration(row: SampleRow) -> float | None:
@@ -325,5 +324,5 @@ def _is_communication(row: SampleRow) -> bool:
     )
 
 
-def _rate(rate: float) -> str:
-    return f"{rate / 1e9:.2f} GB/s" if rate >= 1e6 else f"{rate:.2f} GB/s"
+def _rate(gigabytes: float) -> str:
+    return f"{gigabytes:.2f} GB/s"
