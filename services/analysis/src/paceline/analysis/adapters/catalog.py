@@ -6,12 +6,16 @@ from paceline.analysis.adapters.gloo import GlooFailures
 from paceline.analysis.adapters.host_fabric import NetworkPorts, PciSwitches
 from paceline.analysis.adapters.host_gpu import DeviceQueues, SmiSections
 from paceline.analysis.adapters.host_tables import BandwidthTables, ProcessTables
+from paceline.analysis.adapters.json_documents import JsonDocuments
 from paceline.analysis.adapters.kernel_log import DeviceEvents, HostKills
 from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetwork, NcclSettings
 from paceline.analysis.adapters.nccl_ras import RasText
 from paceline.analysis.adapters.nccl_ras_json import RasJson
+from paceline.analysis.adapters.phases import Phases
 from paceline.analysis.adapters.process_errors import ProcessEnds, ProcessFaults
+from paceline.analysis.adapters.progress import Progress
 from paceline.analysis.adapters.reading import Adapters
+from paceline.analysis.adapters.rows import JsonRows
 from paceline.analysis.adapters.stacks import Stacks
 from paceline.analysis.adapters.torch_reports import Barriers, DesyncReports, Mismatches
 from paceline.analysis.adapters.torch_watchdog import GroupStatuses, WatchdogsStuck, WatchdogTimeouts
@@ -21,6 +25,7 @@ ADAPTERS = Adapters(
         FlightPickles(),
         FlightJson(),
         RasJson(),
+        JsonDocuments(),  # last of all: every other JSON document is asked for first
     ),
     lines=(
         WatchdogTimeouts(),
@@ -46,5 +51,8 @@ ADAPTERS = Adapters(
         NetworkPorts(),
         BandwidthTables(),
         ProcessTables(),
+        JsonRows(),
+        Progress(),
+        Phases(),
     ),
 )

@@ -39,7 +39,10 @@ _DEFAULT = re.compile(r"^\[default(\d+)\]:\s?")
 _RANK = re.compile(r"^\[rank ?(\d+)\]:?\s?|^rank ?(\d+)(?:: ?| +(?=\[))", re.IGNORECASE)
 _LABEL = re.compile(r"^ *(\d{1,6}): (?=\S)")
 _TASK = re.compile(r"^(?:(?P<host>[\w.-]{1,64}) )?task[ =](?P<task>\d+)(?:: ?| )")
-_HOST = re.compile(r"^(?P<host>[A-Za-z][\w.-]{0,63})[: ] ?(?=\[[\d A-Z]|NVRM|nvidia-)")
+_HOST = re.compile(
+    r"^(?!(?:[Ee]poch|[Tt]rain|[Tt]est|[Ee]val|[Vv]al|[Ii]ter|[Ss]tep)\w*[: ])"
+    r"(?P<host>[A-Za-z][\w.-]{0,63})[: ] ?(?=\[[\d A-Z]|NVRM|nvidia-)"
+)
 _NCCL = re.compile(r"^(?P<host>[\w.-]{1,128}):(?P<pid>\d+):\d+ (?=\[|\(|NCCL )")
 _STEPS_MAX = 12  # prefixes in front of one message
 

@@ -101,7 +101,8 @@ class ProgressSeen(Fact):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRow(Fact):
-    """One measured row (JSON line, benchmark table): numbers and words by field name, as found."""
+    """One measured row (JSON line, benchmark table). Names and units of known fields are those of
+    `adapters.row_fields` (times in seconds), others are as found; `kind` is listed in `adapters.rows`."""
 
     kind: str  # steps, telemetry, counters, ...: by its fields, never by the file's name
     numbers: dict[str, float] = field(default_factory=dict)
