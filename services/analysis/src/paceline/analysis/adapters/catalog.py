@@ -8,6 +8,7 @@ from paceline.analysis.adapters.host_gpu import DeviceQueues, SmiSections
 from paceline.analysis.adapters.host_tables import BandwidthTables, ProcessTables
 from paceline.analysis.adapters.json_documents import JsonDocuments
 from paceline.analysis.adapters.kernel_log import DeviceEvents, HostKills
+from paceline.analysis.adapters.launchers import CleanEnds, KubernetesEnds, RayEnds, SlurmEnds
 from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetwork, NcclSettings
 from paceline.analysis.adapters.nccl_ras import RasText
 from paceline.analysis.adapters.nccl_ras_json import RasJson
@@ -15,6 +16,7 @@ from paceline.analysis.adapters.phases import Phases
 from paceline.analysis.adapters.process_errors import ProcessEnds, ProcessFaults
 from paceline.analysis.adapters.progress import Progress
 from paceline.analysis.adapters.reading import Adapters
+from paceline.analysis.adapters.rendezvous import Endpoints, StoreFailures
 from paceline.analysis.adapters.rows import JsonRows
 from paceline.analysis.adapters.stacks import Stacks
 from paceline.analysis.adapters.torch_reports import Barriers, DesyncReports, Mismatches
@@ -44,6 +46,12 @@ ADAPTERS = Adapters(
         HostKills(),
         ProcessFaults(),
         ProcessEnds(),
+        SlurmEnds(),
+        KubernetesEnds(),
+        RayEnds(),
+        CleanEnds(),
+        Endpoints(),
+        StoreFailures(),
         Stacks(),
         SmiSections(),
         DeviceQueues(),

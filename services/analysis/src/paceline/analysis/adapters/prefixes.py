@@ -14,7 +14,7 @@ from paceline.analysis.facts import Clock, Line, Origin, Speaker
 _MONTHS = {name: index for index, name in enumerate(calendar.month_abbr) if name}
 _GLOG = re.compile(
     r"\[([EWIFC])\s?(?:(?P<month>\d{1,2})(?P<day>\d{2}) )?(?P<time>\d{2}:\d{2}:\d{2}(?:\.\d+)?)? ?(?:\d+ )?"
-    r"[\w./-]+\.(?:cpp|cc|h|hpp|cu):\d*\]"
+    r"[\w./-]+\.(?:cpp|cc|h|hpp|cu)(?::\d*)?\]"
 )
 _RAY = re.compile(
     r"\((?P<actor>[\w.:\[\]=-]+)(?: |,)[^()]{0,80}?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:-]+))?\)\s?"
@@ -23,10 +23,12 @@ _RAY_REPEATED = re.compile(r"\s*\[repeated (\d+)x across cluster\].*$")
 _ACTOR_RANK = re.compile(r"^[\w.]{1,80}\[rank=(\d+)\]:\s?")
 _KUBELET = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ")
 _DATE = re.compile(
-    r"^\[?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T_ ](?P<time>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?\]?[:,]? ?"
+    r"^(?:\[(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\] (?=[\d\[]))?\[?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T_ "
+    r"](?P<time>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?\]?[:,]? ?"
 )
 _WEEKDAY = re.compile(
-    r"^\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d) "
+    r"^\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) "
+    r"(?P<time>\d\d:\d\d:\d\d) "
     r"(?P<year>\d{4})\]? ?"
 )
 _SYSLOG = re.compile(
@@ -106,7 +108,9 @@ def _take_speaker(state: _Read) -> _Read | None:
     if found := _RAY.match(text):
         rest = text[found.end() :]
         return replace(
-            state, text=rest, speaker=replace(speaker, pid=int(found["pid"]), host=found["ip"] or speaker.host)
+            state,
+            text=rest,
+            speaker=replace(speaker, pid=int(found["pid"]), host=found["ip"] or speaker.host),
         )
     if found := _DEFAULT.match(text):
         return replace(state, text=text[found.end() :], speaker=replace(speaker, local_rank=int(found[1])))
@@ -140,7 +144,9 @@ def _glog(state: _Read, year: int) -> _Read:
         when, clock = _calendar(year, int(found["month"]), int(found["day"]), found["time"]), Clock.UNIX
     else:
         when, clock = _of_day(found["time"]), Clock.DAY
-    return replace(state, text=text, time_s=when, clock=clock) if when is not None else replace(state, text=text)
+    return (
+        replace(state, text=text, time_s=when, clock=clock) if when is not None else replace(state, text=text)
+    )
 
 
 def _timed(state: _Read, found: re.Match[str], when: float | None, clock: Clock) -> _Read:

@@ -9,26 +9,33 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.analysis.adapters.model import Block
-from paceline.analysis.facts import Fact, ProcessEnd, ProcessFault, ProcessFaultKind
+from paceline.analysis.facts import Fact, Origin, ProcessEnd, ProcessFault, ProcessFaultKind
 
 K = ProcessFaultKind
 _FRAMES_MAX = 60
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
-_EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|OutOfMemory\w*))(?::\s?(?P<text>.*))?$")
+_EXCEPTION = re.compile(
+    r"^(?P<type>(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|"
+    r"OutOfMemory\w*))(?::\s?(?P<text>.*))?$"
+)
 _CUDA = (
-    (re.compile(r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|HIP out of memory"), K.CUDA_MEMORY),
-    (re.compile(r"uncorrectable (?:NVLink|ECC)|uncorrectable ECC|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE"), K.CUDA_ECC),
+    (re.compile(r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|"
+        r"cudaErrorMemoryAllocation|HIP out of memory"), K.CUDA_MEMORY),
+    (re.compile(r"uncorrectable (?:NVLink|ECC)|uncorrectable ECC|cudaErrorECCUncorrectable|"
+        r"CUDA_ERROR_ECC_UNCORRECTABLE"), K.CUDA_ECC),
     (re.compile(r"CUDA_ERROR_CONTAINED|cudaErrorContained"), K.CUDA_CONTAINED),
-    (re.compile(r"CUDA error: an illegal|CUDA_ERROR_ILLEGAL|CUDA error: misaligned|illegal memory access|illegal instruction|device-side assert triggered"), K.CUDA_ILLEGAL),
-    (re.compile(r"CUDA error: |CUDA_ERROR_[A-Z_]+|cudaError[A-Z]\w+|CUBLAS_STATUS_(?!SUCCESS)\w+|HIP error: "), K.CUDA_OTHER),
+    (re.compile(r"CUDA error: an illegal|CUDA_ERROR_ILLEGAL|CUDA error: misaligned|illegal memory access|"
+        r"illegal instruction|device-side assert triggered"), K.CUDA_ILLEGAL),
+    (re.compile(r"CUDA error: |CUDA_ERROR_[A-Z_]+|cudaError[A-Z]\w+|CUBLAS_STATUS_(?!SUCCESS)\w+|HIP "
+        r"error: "), K.CUDA_OTHER),
 )  # fmt: skip
 _ELASTIC = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _CODE = re.compile(r"^\s*exitcode\s*:\s*(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
 _HOSTNAME = re.compile(r"^\s*host\s*:\s*(?P<host>\S+)")
 _SIGNAL = re.compile(r"Signal (?P<number>\d+) \(SIG\w+\)")
-_SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<task>\d+)[^:]*: (?P<what>Killed|Exited|Segmentation|Out Of Memory|Aborted|Terminated)[^\d]*(?P<code>\d+)?")
-_AGENT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\)(?:,)? local_rank: (?P<local>\d+)(?: \(pid: (?P<pid>\d+)\))?")
-_ACTOR_DIED = re.compile(r"worker (?:process )?has died|Worker unexpectedly exits|The actor died unexpectedly|actor is dead because its worker process has died")
+_AGENT = re.compile(
+    r"failed \(exitcode: (?P<code>-?\d+)\)(?:,)? local_rank: (?P<local>\d+)(?: \(pid: (?P<pid>\d+)\))?"
+)
 
 
 class ProcessFaults:
@@ -40,8 +47,13 @@ class ProcessFaults:
         "Segmentation", "aborted by",
     )  # fmt: skip
 
+    def __init__(self) -> None:
+        self._told: Origin | None = None  # the line that a traceback above has already given
+
     def read(self, block: Block) -> Iterator[Fact]:
         text = block.line.text.strip()
+        if block.line.origin == self._told:
+            return
         if text.startswith("Traceback (most recent call last)"):
             yield from self._traceback(block)
             return
@@ -64,6 +76,7 @@ class ProcessFaults:
                 frames.append(f"{found[1]}:{found[2]} {found[3] or ''}".strip())
             elif found := _EXCEPTION.match(text):
                 kind = cuda_kind(text) or K.EXCEPTION
+                self._told = line.origin
                 yield ProcessFault(
                     **base_of(block), kind=kind, exception=found["type"], text=text[:500],
                     frames=tuple(frames[-_FRAMES_MAX:]),
@@ -72,13 +85,10 @@ class ProcessFaults:
 
 
 class ProcessEnds:
-    """torchelastic's report and its agent's lines, srun's, Ray's."""
+    """torchelastic's report and its agent's lines."""
 
     name = "process ends"
-    needles = ("(local_rank: ", "failed (exitcode", "srun: error", "has died", "unexpectedly exits", "died unexpectedly")
-
-    def __init__(self) -> None:
-        self._first = False
+    needles = ("(local_rank: ", "failed (exitcode")
 
     def read(self, block: Block) -> Iterator[Fact]:
         text = block.line.text
@@ -89,12 +99,6 @@ class ProcessEnds:
             pid = int(found["pid"]) if found["pid"] else None
             base["speaker"] = replace(base["speaker"], local_rank=int(found["local"]), pid=pid, rank=None)
             yield ProcessEnd(**base, **_ending(int(found["code"])), text=text[:500])
-        elif found := _SRUN.search(text):
-            base = base_of(block)
-            base["speaker"] = replace(base["speaker"], rank=int(found["task"]), host=found["host"])
-            yield ProcessEnd(**base, text=text[:500], signal=9 if found["what"] in ("Killed", "Out Of Memory") else None)
-        elif _ACTOR_DIED.search(text):
-            yield ProcessEnd(**base_of(block), text=text[:500])
 
     def _elastic(self, block: Block) -> Fact:
         found = _ELASTIC.match(block.line.text)

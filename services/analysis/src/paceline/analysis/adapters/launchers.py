@@ -1,0 +1,186 @@
+"""What Slurm, Kubernetes, Ray and torchelastic say of the ends of processes.
+
+Ranks of srun are its tasks; a pod's number is no rank. A cancellation ends everybody: it is nobody's death.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.process_errors import base_of
+from paceline.analysis.adapters.torch_reports import ranks_of
+from paceline.analysis.facts import Fact, HostKill, PhaseKind, PhaseSeen, ProcessEnd
+
+TASKS_MAX = 4096
+_SRUN = re.compile(
+    r"srun: error: (?P<host>[\w.,\[\]-]{1,200}): tasks? (?P<tasks>[\d,-]{1,400}): (?P<what>[A-Za-z][\w "
+    r"().-]{0,80})"
+)
+_SRUN_NODE = re.compile(r"srun: error: Node failure on (?P<host>[\w.,\[\]-]{1,200})")
+_EXIT = re.compile(r"exit code (?P<code>\d{1,3})")
+_STEP = re.compile(
+    r"\*\*\* (?:JOB|STEP) (?P<id>[\w.+-]{1,40}) ON (?P<host>[\w.-]{1,64}) (?:CANCELLED|FAILED)(?P<why>.{0,"
+    r"120})"
+)
+_OOM_EVENT = re.compile(r"[Dd]etected (?P<count>\d{1,6}) oom[-_]kill event")
+_WORDS = {
+    "Killed": 9,
+    "Segmentation": 11,
+    "Aborted": 6,
+    "Terminated": 15,
+    "Bus": 7,
+    "Illegal": 4,
+    "Floating": 8,
+}
+_POD = re.compile(
+    r"^\s{0,8}(?P<pod>[a-z0-9][a-z0-9./-]{1,120})\s{1,40}\d{1,3}/\d{1,3}\s{1,40}(?:Init:)?"
+    r"(?P<status>OOMKilled|Evicted|NodeLost|NodeAffinity|NodeShutdown|Preempting|ContainerStatusUnknown)\b"
+)
+_NAME = re.compile(r"^Name:\s{1,40}(?P<name>[\w./-]{1,120})\s{0,8}$")
+_NODE = re.compile(r"^Node:\s{1,40}(?P<node>[\w.-]{1,64})(?:/|\s{0,8}$)")
+_EXIT_CODE = re.compile(r"^\s{1,20}Exit Code:\s{1,40}(?P<code>\d{1,3})\s{0,8}$")
+_EVENT = re.compile(
+    r"\b(?:Warning|Normal)\s{1,20}(?:Evicted|NodeNotReady|TaintManagerEviction|Preempted|NodeShutdown)\b|"
+    r"The node (?:\S{1,64} )?was low on resource|status is now: NodeNotReady"
+)
+_RAY = re.compile(
+    r"worker (?:process )?has died|Worker unexpectedly exits|The actor died unexpectedly|"
+    r"A worker died or was killed|node .{0,120}has been marked dead|Task was killed due to the node "
+    r"running low|"
+    r"The worker died unexpectedly while executing|killed by the (?:Ray )?memory monitor"
+)
+_RAY_MEMORY = re.compile(r"running low on memory|memory monitor|OutOfMemoryError")
+_RAY_FIELD = re.compile(r"^\s{1,16}(?P<key>pid|ip):\s{1,8}(?P<value>[\w.:]{1,64})\s{0,8}$")
+_FINISHED = re.compile(
+    r"All workers successfully finished|worker group successfully finished|local worker group finished"
+)
+_DESTROY = re.compile(r"destroy_process_group")
+
+
+class SlurmEnds:
+    """`srun: error:` and `slurmstepd: error:`."""
+
+    name = "slurm"
+    needles = ("srun: error", "slurmstepd", "oom_kill event", "oom-kill event", "*** JOB", "*** STEP")
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        text, base = block.line.text, base_of(block)
+        if found := _SRUN.search(text):
+            yield from self._tasks(base, found, text)
+        elif found := _SRUN_NODE.search(text):
+            base["speaker"] = replace(base["speaker"], rank=None, host=found["host"])
+            yield ProcessEnd(**base, signal=9, text=text[:500])
+        elif _OOM_EVENT.search(text):
+            base["speaker"] = replace(base["speaker"], rank=None)
+            yield HostKill(**base, text=text[:500])
+        elif found := _STEP.search(text):
+            failed = "NODE FAIL" in found["why"].upper()
+            base["speaker"] = replace(base["speaker"], rank=None)
+            yield ProcessEnd(**base, signal=9 if failed else 15, text=text[:500])
+
+    def _tasks(self, base: dict[str, Any], found: re.Match[str], text: str) -> Iterator[Fact]:
+        what, code = found["what"], _EXIT.search(found["what"])
+        hosts = found["host"]
+        for task in ranks_of(found["tasks"])[:TASKS_MAX]:
+            host = hosts if "[" not in hosts and "," not in hosts else ""
+            speaker = replace(base["speaker"], rank=task, host=host)
+            if "memory" in what.lower():
+                yield HostKill(**{**base, "speaker": speaker}, text=text[:500])
+                continue
+            exit_code = int(code["code"]) if code else None
+            signal = None if code else _WORDS.get(what.split()[0])
+            yield ProcessEnd(
+                **{**base, "speaker": speaker},
+                exit_code=exit_code,
+                signal=signal,
+                clean=exit_code == 0,
+                text=text[:500],
+            )
+
+
+class KubernetesEnds:
+    """`kubectl get pods`, `kubectl describe pod` and events."""
+
+    name = "kubernetes"
+    needles = (
+        "OOMKilled", "Evicted", "NodeNotReady", "NodeLost", "Exit Code:", "Name:", "Node:", "Eviction",
+        "Preempt",
+        "was low on resource", "NodeShutdown", "NodeAffinity", "ContainerStatusUnknown", "DisruptionTarget",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._file, self._line, self._pod, self._node = "", 0, "", ""
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        origin, text = block.line.origin, block.line.text
+        if origin.file != self._file or origin.line < self._line:
+            self._pod = self._node = ""
+        self._file, self._line = origin.file, origin.line
+        if found := _NAME.match(text):
+            self._pod, self._node = found["name"], ""
+        elif found := _NODE.match(text):
+            self._node = found["node"]
+        else:
+            yield from self._end(block, text)
+
+    def _end(self, block: Block, text: str) -> Iterator[Fact]:
+        base = base_of(block)
+        base["speaker"] = replace(base["speaker"], host=self._node or base["speaker"].host)
+        row = _POD.match(text)
+        pod = row["pod"] if row else self._pod
+        if "OOMKilled" in text:
+            yield HostKill(**base, name=pod, text=f"{pod} {text.strip()}".strip()[:500])
+        elif found := _EXIT_CODE.match(text):
+            code = int(found["code"])
+            signal = code - 128 if 128 < code < 160 else None
+            words = f"{pod} exit code {code}".strip()
+            yield ProcessEnd(**base, exit_code=code, signal=signal, clean=code == 0, text=words)
+        elif row or _EVENT.search(text[:1000]):
+            yield ProcessEnd(**base, signal=9, text=f"{pod} {text.strip()}".strip()[:500])
+
+
+class RayEnds:
+    """Ray's words for a lost worker, actor or node; pid and address may stand in the lines below."""
+
+    name = "ray"
+    needles = (
+        "died",
+        "unexpectedly exits",
+        "marked dead",
+        "low on memory",
+        "or was killed",
+        "memory monitor",
+    )
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        text, base = block.line.text, base_of(block)
+        if not _RAY.search(text):
+            return
+        fields: dict[str, str] = {}
+        for line in list(block.after)[:12]:
+            if found := _RAY_FIELD.match(line.text):
+                fields.setdefault(found["key"], found["value"])
+        pid = int(fields["pid"]) if fields.get("pid", "x").isdigit() and len(fields["pid"]) < 10 else None
+        speaker = base["speaker"]
+        base["speaker"] = replace(speaker, pid=pid or speaker.pid, host=fields.get("ip") or speaker.host)
+        if _RAY_MEMORY.search(text):
+            yield HostKill(**base, name="ray worker", text=text[:500])
+        else:
+            yield ProcessEnd(**base, text=text[:500])
+
+
+class CleanEnds:
+    """Workers that ended well, and process groups that are taken down."""
+
+    name = "clean ends"
+    needles = ("successfully finished", "group finished", "destroy_process_group")
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        text = block.line.text
+        if _FINISHED.search(text):
+            yield ProcessEnd(**base_of(block), exit_code=0, clean=True, text=text[:500])
+        elif _DESTROY.search(text) and 'File "' not in text:
+            ended = "was not called before program exit" in text or "NOT been called" in text
+            yield PhaseSeen(**base_of(block), kind=PhaseKind.FINISHED, ended=ended, text=text[:500])
