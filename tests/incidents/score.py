@@ -184,7 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     victims = sum(score.victim for score in scores)
     machines = sum(score.node_action for score in scores)
     print(
-        f"{total} of {most} points ({total / max(most, 1):.1%}), {victims} victims, {machines} wrong node actions"
+        f"{total} of {most} points ({total / max(most, 1):.1%}), {victims} victims, {machines} wrong "
+        "node actions"
     )
     return 0
 

@@ -76,7 +76,8 @@ def size_refused(case: Case) -> Finding | None:
         action=Action(ActionKind.COLLECT, "", "flight recorder dumps of all ranks"),
         confidence=0.7,
         grounds=(Ground("size_check", found[0].text[:200], origins_of(found)),),
-        summary=f"Two ranks disagree about the size of an operation (seen by {ranks_text(ranks) if ranks else 'one rank'})",
+        summary="Two ranks disagree about the size of an operation (seen by "
+        f"{ranks_text(ranks) if ranks else 'one rank'})",
         would_decide=("flight recorder dumps: who has which size",),
     )
 

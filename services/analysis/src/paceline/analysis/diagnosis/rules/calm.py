@@ -43,10 +43,15 @@ def finished(case: Case) -> Finding | None:
         confidence=0.85,
         grounds=(
             Ground("finished", ends[0].text[:160] or "the work was finished", (ends[0].origin,)),
-            *((Ground("teardown", f"{len(stuck)} watchdogs stuck afterwards", origins_of(after)),) if stuck else ()),
+            *(
+                (Ground("teardown", f"{len(stuck)} watchdogs stuck afterwards", origins_of(after)),)
+                if stuck
+                else ()
+            ),
         ),
-        summary="The job had finished" + ("; watchdogs that got stuck while it released its resources" if stuck else ""),
-    )  # fmt: skip
+        summary="The job had finished"
+        + ("; watchdogs that got stuck while it released its resources" if stuck else ""),
+    )
 
 
 def announced(case: Case) -> Finding | None:
@@ -71,11 +76,16 @@ def announced(case: Case) -> Finding | None:
         action=Action(ActionKind.NONE, "", "these pauses belong to the job"),
         confidence=0.8,
         grounds=(
-            *(Ground("phase", phase.text[:120] or phase.kind.value, (phase.origin,)) for phase in phases[:_PHASES_SHOWN]),
+            *(
+                Ground("phase", phase.text[:120] or phase.kind.value, (phase.origin,))
+                for phase in phases[:_PHASES_SHOWN]
+            ),
             Ground("progress", f"steps go on: {last.what} {last.done}", (last.origin,)),
         ),
-        summary=f"No incident: pauses are announced ({names}) and steps go on" if names else "No incident: steps go on",
-    )  # fmt: skip
+        summary=f"No incident: pauses are announced ({names}) and steps go on"
+        if names
+        else "No incident: steps go on",
+    )
 
 
 def undecided(case: Case) -> Finding:
@@ -87,10 +97,12 @@ def undecided(case: Case) -> Finding:
     if waiting:
         missing.append("stacks (py-spy) of the ranks that do not complain")
     what = (
-        f"{ranks_text(waiting)} waited in {operation_text(operation)}" if waiting and operation
-        else f"{ranks_text(waiting)} lost or missed a peer" if waiting
+        f"{ranks_text(waiting)} waited in {operation_text(operation)}"
+        if waiting and operation
+        else f"{ranks_text(waiting)} lost or missed a peer"
+        if waiting
         else "nothing in the input says that anybody waits"
-    )  # fmt: skip
+    )
     dumps = case.of(FlightDump)
     return Finding(
         reason="undecided",
@@ -103,9 +115,12 @@ def undecided(case: Case) -> Finding:
         confidence=0.3,
         grounds=(
             *((Ground("waiting", what, origins_of(case.of(WorkTimeout))),) if waiting else ()),
-            *(Ground("consequence", f"later: {fault.text.strip()[:120]}", (fault.origin,), supports=False) for fault in late[:4]),
+            *(
+                Ground("consequence", f"later: {fault.text.strip()[:120]}", (fault.origin,), supports=False)
+                for fault in late[:4]
+            ),
             *((Ground("dumps", f"{len(dumps)} dumps", origins_of(dumps)),) if dumps else ()),
         ),
         summary=f"Not decided: {what}; the cause is not in these files",
         would_decide=tuple(missing),
-    )  # fmt: skip
+    )

@@ -60,7 +60,8 @@ def unresponsive(case: Case) -> Finding | None:
             Ground("missing", f"{who} {'is declared dead' if dead else 'does not answer'}", origins_of(gone)),
             Ground("ras_itself", "timeouts of RAS are about its own connections", (), supports=False),
         ),
-        summary=f"{who} does not answer ({'dead: its process stopped or its node is lost' if dead else 'stopped or cut off'})"
+        summary=f"{who} does not answer "
+        f"({'dead: its process stopped or its node is lost' if dead else 'stopped or cut off'})"
         + (f", {where}" if where and ranks else ""),
     )
 
@@ -92,12 +93,26 @@ def drift(case: Case) -> Finding | None:
             action=Action(ActionKind.FIX_CODE, ranks_text(behind), "a path that skips the collective"),
             confidence=0.85,
             grounds=(
-                Ground("drift", f"gap of {ranks_text(behind)} over {len(rows)} snapshots: {', '.join(map(str, gaps[behind[0]][:12]))}", origins_of(facts)),
-                *(Ground("late_symptom", f"the timeout came later, in {t.work.function}", (t.origin,), supports=False) for t in case.of(WorkTimeout)[:1]),
+                Ground(
+                    "drift",
+                    f"gap of {ranks_text(behind)} over {len(rows)} snapshots: "
+                    f"{', '.join(map(str, gaps[behind[0]][:12]))}",
+                    origins_of(facts),
+                ),
+                *(
+                    Ground(
+                        "late_symptom",
+                        f"the timeout came later, in {t.work.function}",
+                        (t.origin,),
+                        supports=False,
+                    )
+                    for t in case.of(WorkTimeout)[:1]
+                ),
             ),
-            summary=f"{ranks_text(behind)} has skipped {lost} {function or 'collective'} calls on {group or 'its group'}, "
+            summary=f"{ranks_text(behind)} has skipped {lost} {function or 'collective'} calls on "
+            f"{group or 'its group'}, "
             f"a little in each interval since snapshot {start + 1}; the hang is the late symptom",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -130,11 +145,16 @@ def behind_in_counts(case: Case) -> Finding | None:
             action=Action(ActionKind.COLLECT, ranks_text(ranks), "its stack and the kernel its GPU runs"),
             confidence=0.8 if stack else 0.7,
             grounds=(
-                Ground("counts", f"{ranks_text(ranks)} launched up to {low}, the others {max(last.values())}", origins_of(facts)),
+                Ground(
+                    "counts",
+                    f"{ranks_text(ranks)} launched up to {low}, the others {max(last.values())}",
+                    origins_of(facts),
+                ),
                 *((Ground("stack", " < ".join(stack.frames[:3]), (stack.origin,)),) if stack else ()),
             ),
-            summary=f"{ranks_text(ranks)} did not launch {function or 'operation'} {low + 1}, in which the others wait{held}",
-        )  # fmt: skip
+            summary=f"{ranks_text(ranks)} did not launch {function or 'operation'} {low + 1}, in which "
+            f"the others wait{held}",
+        )
     return None
 
 
@@ -157,7 +177,9 @@ def one_apart(case: Case) -> Finding | None:
         sub_reason=SubReason.NONE,
         roots=(
             Blame(
-                RootKind.NONE, ranks=behind, name=f"if it persists: the {many} ranks at {low}",
+                RootKind.NONE,
+                ranks=behind,
+                name=f"if it persists: the {many} ranks at {low}",
                 why="one snapshot cannot tell a stall from a moment",
             ),
         ),
@@ -166,11 +188,18 @@ def one_apart(case: Case) -> Finding | None:
         operation=Operation(group.name, group.name, facts[0].function, high, size=size),
         action=Action(ActionKind.WAIT, "", "ask RAS again in a minute and compare the counts"),
         confidence=0.7,
-        grounds=(Ground("spread", f"{many} ranks at {low}, {ranks_text(ahead) if ahead else 'others'} at {high}: the named ones are ahead", origins_of(facts)),),
+        grounds=(
+            Ground(
+                "spread",
+                f"{many} ranks at {low}, {ranks_text(ahead) if ahead else 'others'} at {high}: the "
+                "named ones are ahead",
+                origins_of(facts),
+            ),
+        ),
         summary=f"No stall is proven: launches differ by {high - low} in one snapshot"
         + (f", and {ranks_text(ahead)} are ahead, not late" if ahead else ""),
         would_decide=("a second RAS answer a minute later: an alarm only if counts stand still",),
-    )  # fmt: skip
+    )
 
 
 def _snapshots(case: Case) -> dict[tuple[str, str], dict[int, dict[int, int]]]:

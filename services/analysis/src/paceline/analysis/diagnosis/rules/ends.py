@@ -33,9 +33,12 @@ from paceline.analysis.facts import (
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
 
 _BY_PEER = re.compile(
-    r"gloo|NCCL|ProcessGroup|[Cc]onnection (?:closed|reset|refused|aborted)|[Bb]roken pipe|DistBackendError|DistStoreError|"
-    r"DistNetworkError|ChildFailedError|[Ww]atchdog|[Tt]imed ?out|TimeoutError|Application timeout|KeyboardInterrupt|SystemExit|"
-    r"SignalException|RayActorError|ActorDiedError|collective|more than 1EB|barrier|Broken process pool|EOFError"
+    r"gloo|NCCL|ProcessGroup|[Cc]onnection (?:closed|reset|refused|aborted)|[Bb]roken pipe|"
+    r"DistBackendError|DistStoreError|"
+    r"DistNetworkError|ChildFailedError|[Ww]atchdog|[Tt]imed ?out|TimeoutError|Application timeout|"
+    r"KeyboardInterrupt|SystemExit|"
+    r"SignalException|RayActorError|ActorDiedError|collective|more than 1EB|barrier|"
+    r"Broken process pool|EOFError"
 )
 _OWN = (
     ProcessFaultKind.EXCEPTION,
@@ -77,7 +80,8 @@ def own_failure(case: Case) -> Finding | None:
             Ground("own_failure", f"rank {rank}: {_clean(first.text)}{_frame(first)}", (first.origin,)),
             *_complaints(case),
         ),
-        summary=f"{ranks_text(list(roots))} failed first ({_clean(first.text)}) and never entered {operation_text(operation)}; "
+        summary=f"{ranks_text(list(roots))} failed first ({_clean(first.text)}) and never entered "
+        f"{operation_text(operation)}; "
         "errors elsewhere are consequences",
     )
 
@@ -159,7 +163,8 @@ def connection_closed(case: Case) -> Finding | None:
         action=Action(ActionKind.COLLECT, "", "log and exit code of the process that is gone"),
         confidence=0.6 if gone else 0.4,
         grounds=(Ground("closed", "end of file from a peer: its process ended", origins_of(facts)),),
-        summary=f"{ranks_text(list(gone)) if gone else 'A peer'} ended: {ranks_text(list(complain)) if complain else 'others'} lost the connection",
+        summary=f"{ranks_text(list(gone)) if gone else 'A peer'} ended: "
+        f"{ranks_text(list(complain)) if complain else 'others'} lost the connection",
         would_decide=("exit code of the missing process (launcher, dmesg)",),
     )
 

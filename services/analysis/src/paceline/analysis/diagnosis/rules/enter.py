@@ -1,4 +1,4 @@
-"""A member that did not enter what the others wait in: by its own counts, by torch's report, or by silence."""
+"""A member that did not enter what the others wait in: by its counts, by a report of torch, by silence."""
 
 from paceline.analysis.diagnosis.answer import Ground
 from paceline.analysis.diagnosis.case import Case, Standing
@@ -64,7 +64,8 @@ def desync_report(case: Case) -> Finding | None:
                 supports=False,
             ),
         ),
-        summary=f"{ranks_text(lagging)} never joined {where}; the others are ahead because they are queued, not because they differ",
+        summary=f"{ranks_text(lagging)} never joined {where}; the others are ahead because they are "
+        "queued, not because they differ",
     )
 
 
@@ -154,22 +155,39 @@ def silent(case: Case) -> Finding | None:
         reason="silent",
         verdict_class=VerdictClass.H1,
         sub_reason=SubReason.DELAYED_ENTER if phase else SubReason.MISSING_ENTER,
-        roots=rank_roots(quiet, "the only one that does not complain" if len(quiet) == 1 else "does not complain"),
+        roots=rank_roots(
+            quiet, "the only one that does not complain" if len(quiet) == 1 else "does not complain"
+        ),
         victims=tuple(sorted(inside)),
         communicator=(operation.communicator_name if operation else "") or group or "default_pg",
         operation=operation,
-        phase=phase.text[:120] if isinstance(phase, PhaseSeen) else (phase.what if isinstance(phase, ProgressSeen) else ""),
+        phase=phase.text[:120]
+        if isinstance(phase, PhaseSeen)
+        else (phase.what if isinstance(phase, ProgressSeen) else ""),
         owner=_owner(phase),
-        action=Action(ActionKind.COLLECT, ranks_text(sorted(quiet)), "its stack, and what it was doing when the others entered"),
+        action=Action(
+            ActionKind.COLLECT,
+            ranks_text(sorted(quiet)),
+            "its stack, and what it was doing when the others entered",
+        ),
         confidence=0.75 if phase else 0.65,
         grounds=(
-            Ground("silence", f"{ranks_text(sorted(inside))} wait in {operation_text(operation)}; {ranks_text(sorted(quiet))} says nothing", tuple(o for s in case.standings(group) for o in s.origins)[:64]),
-            *((Ground("last_words", f"last line before they entered: {_words(phase)}", (phase.origin,)),) if phase else ()),
+            Ground(
+                "silence",
+                f"{ranks_text(sorted(inside))} wait in {operation_text(operation)}; "
+                f"{ranks_text(sorted(quiet))} says nothing",
+                tuple(o for s in case.standings(group) for o in s.origins)[:64],
+            ),
+            *(
+                (Ground("last_words", f"last line before they entered: {_words(phase)}", (phase.origin,)),)
+                if phase
+                else ()
+            ),
         ),
-        summary=f"{ranks_text(sorted(quiet))} did not enter {operation_text(operation)}, in which all others wait"
-        + (f"; it was still busy: {_words(phase)}" if phase else ""),
+        summary=f"{ranks_text(sorted(quiet))} did not enter {operation_text(operation)}, in which all "
+        "others wait" + (f"; it was still busy: {_words(phase)}" if phase else ""),
         would_decide=("the silent rank's stack (py-spy) or flight recorder dump",),
-    )  # fmt: skip
+    )
 
 
 def gloo_late(case: Case) -> Finding | None:
@@ -192,15 +210,22 @@ def gloo_late(case: Case) -> Finding | None:
         communicator="gloo",
         phase="gloo barrier or collective",
         owner=Owner.HOST,
-        action=Action(ActionKind.COLLECT, ranks_text(sorted(late)), "what it was busy with; raise the timeout if that is its work"),
+        action=Action(
+            ActionKind.COLLECT,
+            ranks_text(sorted(late)),
+            "what it was busy with; raise the timeout if that is its work",
+        ),
         confidence=0.75 if phase else 0.6,
         grounds=(
-            Ground("gloo_timeout", f"{ranks_text(sorted(waited))} waited until its timeout", origins_of(timeouts)),
+            Ground(
+                "gloo_timeout", f"{ranks_text(sorted(waited))} waited until its timeout", origins_of(timeouts)
+            ),
             *((Ground("still_working", _words(phase), (phase.origin,)),) if phase else ()),
         ),
-        summary=f"{ranks_text(sorted(late))} came too late to a gloo operation in which {ranks_text(sorted(waited))} waited"
+        summary=f"{ranks_text(sorted(late))} came too late to a gloo operation in which "
+        f"{ranks_text(sorted(waited))} waited"
         + (f"; it was still at work: {_words(phase)}" if phase else ""),
-    )  # fmt: skip
+    )
 
 
 def _extra_call(
@@ -217,15 +242,23 @@ def _extra_call(
         operation=operation,
         phase="after the work was finished",
         owner=Owner.USER_CODE,
-        action=Action(ActionKind.FIX_CODE, ranks_text(ranks), "a collective inside a branch that only these ranks take"),
+        action=Action(
+            ActionKind.FIX_CODE, ranks_text(ranks), "a collective inside a branch that only these ranks take"
+        ),
         confidence=0.85,
         grounds=(
-            Ground("counts", f"{ranks_text(ranks)} issued {operation_text(operation)}; {ranks_text(others)} never did and ended normally", tuple(o for s in inside for o in s.origins)[:64]),
+            Ground(
+                "counts",
+                f"{ranks_text(ranks)} issued {operation_text(operation)}; {ranks_text(others)} never "
+                "did and ended normally",
+                tuple(o for s in inside for o in s.origins)[:64],
+            ),
             *(Ground("ended", _words(fact), (fact.origin,)) for fact in _ends(case, others)[:4]),
         ),
-        summary=f"{ranks_text(ranks)} issued one collective more than its peers ({operation_text(operation)}); "
+        summary=f"{ranks_text(ranks)} issued one collective more than its peers "
+        f"({operation_text(operation)}); "
         f"{ranks_text(others)} had finished correctly",
-    )  # fmt: skip
+    )
 
 
 def _others(case: Case, report: DesyncReport, lagging: list[int]) -> set[int]:

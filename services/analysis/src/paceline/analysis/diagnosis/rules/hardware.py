@@ -117,10 +117,7 @@ def device_fault(case: Case) -> Finding | None:
 
 def _causes(case: Case, events: Sequence[DeviceEvent]) -> list[DeviceEvent]:
     """Events that can be first causes, the first one first."""
-    able = [
-        event for event in events
-        if (event.is_switch and event.severity != "Nonfatal") or (not event.is_switch and event.code not in _CONSEQUENCES)
-    ]  # fmt: skip
+    able = [event for event in events if _can_cause(event)]
     able = [event for event in able if not (_is_application(event) and _is_teardown(case, event))]
     if any(event.severity == "Fatal" and event.code in _LINKS for event in able):
         able = [event for event in able if event.code not in _LINKS or event.severity == "Fatal"]
@@ -133,6 +130,10 @@ def _causes(case: Case, events: Sequence[DeviceEvent]) -> list[DeviceEvent]:
     if all(event.time_s is not None for event in chosen) and len({event.clock for event in chosen}) == 1:
         chosen = sorted(chosen, key=lambda event: event.time_s or 0.0)
     return chosen
+
+
+def _can_cause(event: DeviceEvent) -> bool:
+    return event.severity != "Nonfatal" if event.is_switch else event.code not in _CONSEQUENCES
 
 
 def _independent(causes: Sequence[DeviceEvent]) -> list[DeviceEvent]:

@@ -41,14 +41,27 @@ def port_events(case: Case) -> Finding | None:
         operation=operation,
         phase="inter-node collective",
         owner=Owner.FABRIC,
-        action=Action(ActionKind.NETWORK_TICKET, nodes, "switch ports and cables of these adapters (ibqueryerrors)"),
+        action=Action(
+            ActionKind.NETWORK_TICKET, nodes, "switch ports and cables of these adapters (ibqueryerrors)"
+        ),
         confidence=0.85,
         grounds=(
             Ground("port_event", f"port events on {nodes}", origins_of(events)),
-            *((Ground("completion", f"{len(completions)} failed completions follow; they name the other end", origins_of(completions)),) if completions else ()),
+            *(
+                (
+                    Ground(
+                        "completion",
+                        f"{len(completions)} failed completions follow; they name the other end",
+                        origins_of(completions),
+                    ),
+                )
+                if completions
+                else ()
+            ),
         ),
-        summary=f"Network ports went down or flap on {nodes}; failed completions elsewhere are the consequence",
-    )  # fmt: skip
+        summary=f"Network ports went down or flap on {nodes}; failed completions elsewhere are the "
+        "consequence",
+    )
 
 
 def completions(case: Case) -> Finding | None:
@@ -61,12 +74,17 @@ def completions(case: Case) -> Finding | None:
     peer = peers.most_common(1)[0][0] if peers else ""
     roots = tuple(
         Blame(
-            RootKind.LINK, rank=_rank_at(case, failed, host, gpu), node=host, gpu=gpu,
-            name=" ".join(part for part in (_device(failed, host, gpu), f"to {peer}" if peer else "") if part),
+            RootKind.LINK,
+            rank=_rank_at(case, failed, host, gpu),
+            node=host,
+            gpu=gpu,
+            name=" ".join(
+                part for part in (_device(failed, host, gpu), f"to {peer}" if peer else "") if part
+            ),
             why=f"{times} failed completions",
         )
         for (host, gpu), times in seen.most_common(8)
-    )  # fmt: skip
+    )
     status = Counter(f.status for f in failed).most_common(1)[0][0]
     meaning = "retries exceeded: the peer did not acknowledge" if status == _RETRIES else f"status {status}"
     where = ", ".join(f"{root.node or 'a node'} GPU {root.gpu}".strip() for root in roots)
@@ -80,12 +98,21 @@ def completions(case: Case) -> Finding | None:
         operation=operation,
         phase="inter-node transfer",
         owner=Owner.FABRIC,
-        action=Action(ActionKind.NETWORK_TICKET, where, f"the path to {peer or 'the peer'}: adapter, cable, switch port"),
+        action=Action(
+            ActionKind.NETWORK_TICKET, where, f"the path to {peer or 'the peer'}: adapter, cable, switch port"
+        ),
         confidence=0.8,
-        grounds=(Ground("completion", f"status {status} ({meaning}) towards {peer or 'a peer'}, {len(failed)} times; opcode and length mean nothing", origins_of(failed)),),
+        grounds=(
+            Ground(
+                "completion",
+                f"status {status} ({meaning}) towards {peer or 'a peer'}, {len(failed)} times; opcode "
+                "and length mean nothing",
+                origins_of(failed),
+            ),
+        ),
         summary=f"The path from {where} to {peer or 'its peer'} failed ({meaning})",
         would_decide=("counters of both ends' adapters and switch ports",),
-    )  # fmt: skip
+    )
 
 
 def everybody_inside(case: Case) -> Finding | None:
@@ -111,7 +138,12 @@ def everybody_inside(case: Case) -> Finding | None:
         verdict_class=VerdictClass.H3,
         sub_reason=SubReason.QUEUE_EXHAUSTION if several else SubReason.ALL_RANKS_STUCK,
         roots=(
-            Blame(RootKind.CONFIGURATION, name=f"concurrent collectives on {names}", ranks=(), why="all ranks alike; no rank is to blame")
+            Blame(
+                RootKind.CONFIGURATION,
+                name=f"concurrent collectives on {names}",
+                ranks=(),
+                why="all ranks alike; no rank is to blame",
+            )
             if several
             else Blame(RootKind.NONE, name="no rank differs", why="all entered alike"),
         ),
@@ -123,13 +155,18 @@ def everybody_inside(case: Case) -> Finding | None:
         action=Action(
             ActionKind.FIX_CONFIGURATION if several else ActionKind.COLLECT,
             "",
-            "one launch order over communicators (NCCL_LAUNCH_ORDER_IMPLICIT=1), or one stream after the other"
+            "one launch order over communicators (NCCL_LAUNCH_ORDER_IMPLICIT=1), or one stream after "
+            "the other"
             if several
             else "NCCL's network log and device state of all ranks",
         ),
         confidence=0.8 if several else 0.6,
         grounds=(
-            Ground("alike", f"{ranks_text(ranks)} stand at the same sequence on {names}", origins_of(case.of(WorkTimeout))),
+            Ground(
+                "alike",
+                f"{ranks_text(ranks)} stand at the same sequence on {names}",
+                origins_of(case.of(WorkTimeout)),
+            ),
         ),
         summary=(
             f"All ranks entered the same operations on {len(alike)} communicators and none ends: "
@@ -138,7 +175,7 @@ def everybody_inside(case: Case) -> Finding | None:
             else f"All ranks entered {operation_text(operation)} alike and none ends"
         ),
         would_decide=() if several else ("NCCL_DEBUG=INFO with SUBSYS=NET, device telemetry, kernel logs",),
-    )  # fmt: skip
+    )
 
 
 def _is_whole(case: Case, group: str, members: set[int]) -> bool:

@@ -25,8 +25,10 @@ from paceline.contracts.verdicts import (
 )
 
 _CALLS = re.compile(
-    r"^(?:_?all_reduce|allreduce|broadcast|reduce|all_gather|_?all_gather_base|all_gather_into_tensor|reduce_scatter|"
-    r"_?reduce_scatter_base|reduce_scatter_tensor|all_to_all|all_to_all_single|barrier|monitored_barrier|send|recv|isend|irecv|"
+    r"^(?:_?all_reduce|allreduce|broadcast|reduce|all_gather|_?all_gather_base|all_gather_into_tensor|"
+    r"reduce_scatter|"
+    r"_?reduce_scatter_base|reduce_scatter_tensor|all_to_all|all_to_all_single|barrier|"
+    r"monitored_barrier|send|recv|isend|irecv|"
     r"batch_isend_irecv|gather|scatter|broadcast_object_list|all_gather_object|nccl\w+)\b"
 )
 _INSIDE = re.compile(
@@ -65,15 +67,26 @@ def long_phase(case: Case) -> Finding | None:
         operation=operation,
         phase=kind,
         owner=Owner.HOST,
-        action=Action(ActionKind.FIX_CODE, ranks_text(ranks), f"what makes {kind} slow; meanwhile a longer timeout"),
+        action=Action(
+            ActionKind.FIX_CODE, ranks_text(ranks), f"what makes {kind} slow; meanwhile a longer timeout"
+        ),
         confidence=0.85,
         grounds=(
-            Ground("phase", f"{ranks_text(ranks)}: {kind} took up to {longest:.0f} s, the timeout is {limit:.0f} s", origins_of(long)),
-            Ground("waiting", f"{ranks_text(sorted(waiting)) if waiting else 'others'} only waited", origins_of(timeouts)),
+            Ground(
+                "phase",
+                f"{ranks_text(ranks)}: {kind} took up to {longest:.0f} s, the timeout is {limit:.0f} s",
+                origins_of(long),
+            ),
+            Ground(
+                "waiting",
+                f"{ranks_text(sorted(waiting)) if waiting else 'others'} only waited",
+                origins_of(timeouts),
+            ),
         ),
-        summary=f"{ranks_text(ranks)} needed up to {longest:.0f} s for {kind}, longer than the timeout of {limit:.0f} s; "
+        summary=f"{ranks_text(ranks)} needed up to {longest:.0f} s for {kind}, longer than the timeout "
+        f"of {limit:.0f} s; "
         "slow became a hang, and the ranks that timed out are healthy",
-    )  # fmt: skip
+    )
 
 
 def outside(case: Case) -> Finding | None:
@@ -103,11 +116,16 @@ def outside(case: Case) -> Finding | None:
         action=Action(ActionKind.FIX_CODE, ranks_text(ranks), f"what blocks it in {frame}"),
         confidence=0.85,
         grounds=(
-            Ground("outside", f"{ranks_text(ranks)}: {' < '.join(away[ranks[0]].frames[:3])}", origins_of(away.values())),
+            Ground(
+                "outside",
+                f"{ranks_text(ranks)}: {' < '.join(away[ranks[0]].frames[:3])}",
+                origins_of(away.values()),
+            ),
             Ground("inside", f"the others: {words}", origins_of(stacks[rank] for rank in list(inside)[:16])),
         ),
-        summary=f"{ranks_text(ranks)} is in no collective ({frame}); all others wait in calls that follow from it ({words})",
-    )  # fmt: skip
+        summary=f"{ranks_text(ranks)} is in no collective ({frame}); all others wait in calls that "
+        f"follow from it ({words})",
+    )
 
 
 def crossed_messages(case: Case) -> Finding | None:
@@ -140,20 +158,31 @@ def _crossed(rank: int, peer: int, rows: list[SampleRow], errors: list[ProcessFa
         reason="crossed_messages",
         verdict_class=VerdictClass.H2,
         sub_reason=SubReason.PEER_MISMATCH,
-        roots=(Blame(RootKind.GROUP, ranks=(rank, peer), why="previous and next neighbour are the same rank"),),
+        roots=(
+            Blame(RootKind.GROUP, ranks=(rank, peer), why="previous and next neighbour are the same rank"),
+        ),
         victims=(),
         operation=Operation("", "", "send", 0, size=2, detail="send and recv pair in the order of issue"),
         phase="point-to-point exchange (send/recv)",
         owner=Owner.USER_CODE,
-        action=Action(ActionKind.FIX_CODE, f"ranks {rank} and {peer}", "order the calls so that they pair, or one group for each direction"),
+        action=Action(
+            ActionKind.FIX_CODE,
+            f"ranks {rank} and {peer}",
+            "order the calls so that they pair, or one group for each direction",
+        ),
         confidence=0.8,
         grounds=(
-            Ground("order", f"ranks {rank} and {peer} issue several messages to each other in the same order of sides", origins_of(rows)),
+            Ground(
+                "order",
+                f"ranks {rank} and {peer} issue several messages to each other in the same order of sides",
+                origins_of(rows),
+            ),
             *(Ground("symptom", error.text[:160], (error.origin,)) for error in errors[:2]),
         ),
-        summary=f"Messages between ranks {rank} and {peer} pair by order and are crossed: both issue theirs to the "
+        summary=f"Messages between ranks {rank} and {peer} pair by order and are crossed: both issue "
+        "theirs to the "
         "previous side first, and previous and next are the same rank; no network fault",
-    )  # fmt: skip
+    )
 
 
 def _same_side(sent: str, received: str) -> bool:

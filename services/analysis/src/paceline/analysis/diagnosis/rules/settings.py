@@ -49,16 +49,24 @@ def device_missing(case: Case) -> Finding | None:
         action=Action(
             ActionKind.FIX_CONFIGURATION,
             f"{', '.join(hosts)} {device}".strip(),
-            "make the adapter visible there (driver, cgroup, device plugin); do not ignore mismatches of networks",
+            "make the adapter visible there (driver, cgroup, device plugin); do not ignore mismatches "
+            "of networks",
         ),
         confidence=0.8 if spin else 0.65,
         grounds=(
-            Ground("open", f"{device} could not be opened on {', '.join(hosts) or 'a node'}", origins_of(failed)),
-            *((Ground("spin", "GPUs run kernels that move no memory: they wait", origins_of(spin)),) if spin else ()),
+            Ground(
+                "open", f"{device} could not be opened on {', '.join(hosts) or 'a node'}", origins_of(failed)
+            ),
+            *(
+                (Ground("spin", "GPUs run kernels that move no memory: they wait", origins_of(spin)),)
+                if spin
+                else ()
+            ),
         ),
-        summary=f"{', '.join(hosts) or 'A node'} cannot open {device}, which its peers use: their channels have no "
+        summary=f"{', '.join(hosts) or 'A node'} cannot open {device}, which its peers use: their "
+        "channels have no "
         "other end" + (", and GPUs spin" if spin else ""),
-    )  # fmt: skip
+    )
 
 
 def acs_hang(case: Case) -> Finding | None:
@@ -73,21 +81,34 @@ def acs_hang(case: Case) -> Finding | None:
         reason="acs_hang",
         verdict_class=VerdictClass.H3,
         sub_reason=SubReason.ALL_RANKS_STUCK,
-        roots=(Blame(RootKind.CONFIGURATION, name="PCIe ACS on the root ports", why="redirects peer-to-peer traffic"),),
+        roots=(
+            Blame(
+                RootKind.CONFIGURATION,
+                name="PCIe ACS on the root ports",
+                why="redirects peer-to-peer traffic",
+            ),
+        ),
         communicator=communicator,
         operation=operation,
         phase="first collective after init",
         owner=Owner.HOST,
-        action=Action(ActionKind.FIX_CONFIGURATION, "PCIe ACS", "disable ACS (or the IOMMU's redirection) on all hosts"),
+        action=Action(
+            ActionKind.FIX_CONFIGURATION, "PCIe ACS", "disable ACS (or the IOMMU's redirection) on all hosts"
+        ),
         confidence=0.8 if spin else 0.6,
         grounds=(
-            Ground("acs", "ACS redirects requests: peer traffic goes through the root complex", origins_of(enabled)),
+            Ground(
+                "acs",
+                "ACS redirects requests: peer traffic goes through the root complex",
+                origins_of(enabled),
+            ),
             *((Ground("spin", "GPUs run kernels that move no memory", origins_of(spin)),) if spin else ()),
             *((Ground("init", "the communicators' init completed", origins_of(started)),) if started else ()),
         ),
-        summary="PCIe ACS is enabled on the root ports: peer-to-peer transfers between GPUs hang; all ranks alike, "
+        summary="PCIe ACS is enabled on the root ports: peer-to-peer transfers between GPUs hang; all "
+        "ranks alike, "
         "no GPU is to blame",
-    )  # fmt: skip
+    )
 
 
 def acs_slow(case: Case) -> Finding | None:
@@ -116,7 +137,8 @@ def acs_slow(case: Case) -> Finding | None:
             Ground("acs", "ACS redirects requests", origins_of(enabled)),
             Ground("bandwidth", f"bus bandwidth {_rate(rate)}", origins_of(bandwidth)),
         ),
-        summary=f"Collectives reach {_rate(rate)} only: PCIe ACS sends GPU traffic through the root complex on all "
+        summary=f"Collectives reach {_rate(rate)} only: PCIe ACS sends GPU traffic through the root "
+        "complex on all "
         "hosts; no rank is slow, and host-memory tests of the network do not show it",
     )
 
@@ -152,11 +174,16 @@ def clock_writes(case: Case) -> Finding | None:
         confidence=0.75,
         grounds=(
             Ground("actions", f"{name}: {len(actions)} calls", origins_of(actions)),
-            Ground("delays", f"{inside:.0%} of operations are delayed during them, {beside:.0%} otherwise", origins_of(timed)),
+            Ground(
+                "delays",
+                f"{inside:.0%} of operations are delayed during them, {beside:.0%} otherwise",
+                origins_of(timed),
+            ),
         ),
-        summary=f"Collectives are delayed while an agent calls {name} every {step * 1e3:.0f} ms; it looks like network "
+        summary=f"Collectives are delayed while an agent calls {name} every {step * 1e3:.0f} ms; it "
+        "looks like network "
         "jitter and is made on the host",
-    )  # fmt: skip
+    )
 
 
 def bandwidth_collapse(case: Case) -> Finding | None:
@@ -181,22 +208,48 @@ def bandwidth_collapse(case: Case) -> Finding | None:
         reason="bandwidth_collapse",
         verdict_class=VerdictClass.S2,
         sub_reason=SubReason.SHARED_PATH,
-        roots=(Blame(RootKind.NONE, name="the fabric as a whole (lossless transport suspected)", why="no end differs"),),
+        roots=(
+            Blame(
+                RootKind.NONE,
+                name="the fabric as a whole (lossless transport suspected)",
+                why="no end differs",
+            ),
+        ),
         victims=(),
         phase="all_reduce bandwidth over time",
         owner=Owner.FABRIC,
-        action=Action(ActionKind.NETWORK_TICKET, "", "flow control (PFC, ECN) end to end; pause and congestion counters of switches"),
+        action=Action(
+            ActionKind.NETWORK_TICKET,
+            "",
+            "flow control (PFC, ECN) end to end; pause and congestion counters of switches",
+        ),
         confidence=0.65,
         grounds=(
-            Ground("collapse", f"{len(low)} of {len(rows)} measurements below {COLLAPSE:.0%} of {_rate(usual)}", origins_of(rows)),
-            *((Ground("counters", "drop counters of the adapters do not decide it", origins_of(counters), supports=False),) if counters else ()),
+            Ground(
+                "collapse",
+                f"{len(low)} of {len(rows)} measurements below {COLLAPSE:.0%} of {_rate(usual)}",
+                origins_of(rows),
+            ),
+            *(
+                (
+                    Ground(
+                        "counters",
+                        "drop counters of the adapters do not decide it",
+                        origins_of(counters),
+                        supports=False,
+                    ),
+                )
+                if counters
+                else ()
+            ),
         ),
-        summary=f"Bandwidth collapses {len(low)} times of {len(rows)} and recovers: a fault of the fabric, not of a rank",
-    )  # fmt: skip
+        summary=f"Bandwidth collapses {len(low)} times of {len(rows)} and recovers: a fault of the "
+        "fabric, not of a rank",
+    )
 
 
 def odd_one_ahead(case: Case) -> Finding | None:
-    """In every capture one place has left the collective and the others spin in it, not always the same one."""
+    """One place has left the collective, the others spin in it; not always the same one."""
     rows = [row for row in case.of(SampleRow) if row.kind == "captures" and "at" in row.words]
     captures: dict[float, dict[str, str]] = defaultdict(dict)
     for row in rows:
@@ -222,15 +275,28 @@ def odd_one_ahead(case: Case) -> Finding | None:
         victims=(),
         phase="collective that ends on one rank only",
         owner=Owner.UNKNOWN,
-        action=Action(ActionKind.COLLECT, "", "NCCL and driver versions, device-side state of the collective"),
+        action=Action(
+            ActionKind.COLLECT, "", "NCCL and driver versions, device-side state of the collective"
+        ),
         confidence=0.65 if changes else 0.5,
         grounds=(
-            Ground("captures", f"{len(odd)} captures with one odd place: {', '.join(odd[:8])}", origins_of(rows)),
-            *((Ground("spin", "GPUs run kernels that move no memory and draw little power", origins_of(spin)),) if spin else ()),
+            Ground(
+                "captures", f"{len(odd)} captures with one odd place: {', '.join(odd[:8])}", origins_of(rows)
+            ),
+            *(
+                (
+                    Ground(
+                        "spin", "GPUs run kernels that move no memory and draw little power", origins_of(spin)
+                    ),
+                )
+                if spin
+                else ()
+            ),
         ),
-        summary="A collective ended on one rank only and the others still wait inside it; the odd one is ahead, not "
+        summary="A collective ended on one rank only and the others still wait inside it; the odd one "
+        "is ahead, not "
         "late" + (", and it is another one each time, so no node is to be replaced" if changes else ""),
-    )  # fmt: skip
+    )
 
 
 def stopped_first(case: Case) -> Finding | None:
@@ -258,20 +324,36 @@ def stopped_first(case: Case) -> Finding | None:
         reason="stopped_first",
         verdict_class=VerdictClass.H3,
         sub_reason=SubReason.DEVICE_QUEUE,
-        roots=(Blame(RootKind.RANK, rank=lowest, node=row.speaker.host, why=f"stream stands in {row.words['head']}"),),
+        roots=(
+            Blame(
+                RootKind.RANK, rank=lowest, node=row.speaker.host, why=f"stream stands in {row.words['head']}"
+            ),
+        ),
         victims=tuple(rank for rank in sorted(counts) if rank != lowest),
         communicator=row.words.get("comm", ""),
         phase="send/recv chain",
         owner=Owner.GPU,
-        action=Action(ActionKind.REPLACE_NODE, f"rank {lowest}", "its GPU stopped without an error; no Xid need appear"),
+        action=Action(
+            ActionKind.REPLACE_NODE, f"rank {lowest}", "its GPU stopped without an error; no Xid need appear"
+        ),
         confidence=0.8,
         grounds=(
-            Ground("counts", f"rank {lowest} has the lowest counts ({counts[lowest][0]:.0f}); they grow with the distance from it", (row.origin,)),
-            Ground("head", f"its stream stands in {row.words['head']}, all others in communication", (row.origin,)),
+            Ground(
+                "counts",
+                f"rank {lowest} has the lowest counts ({counts[lowest][0]:.0f}); they grow with the "
+                "distance from it",
+                (row.origin,),
+            ),
+            Ground(
+                "head",
+                f"its stream stands in {row.words['head']}, all others in communication",
+                (row.origin,),
+            ),
         ),
-        summary=f"rank {lowest} stopped first (lowest send and receive counts, its stream stands in {row.words['head']}); "
+        summary=f"rank {lowest} stopped first (lowest send and receive counts, its stream stands in "
+        f"{row.words['head']}); "
         f"the other {len(counts) - 1} wait in the chain",
-    )  # fmt: skip
+    )
 
 
 def _acs(case: Case) -> list[SettingSeen]:

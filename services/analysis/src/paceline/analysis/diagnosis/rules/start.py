@@ -53,7 +53,8 @@ def endpoints_differ(case: Case) -> Finding | None:
                 origins_of(facts),
             ),
         ),
-        summary=f"Rendezvous mismatch: the coordinator serves {served}, {ranks_text(askers) if askers else 'the others'} "
+        summary=f"Rendezvous mismatch: the coordinator serves {served}, "
+        f"{ranks_text(askers) if askers else 'the others'} "
         f"connect to {wanted}, which is stale; not a network fault",
     )
 
@@ -138,14 +139,20 @@ def _init(case: Case, name: str, members: dict[int, Membership]) -> Finding:
         operation=Operation(name, name, "init", 0, size=size),
         phase="ncclCommInitRank",
         owner=Owner.FRAMEWORK,
-        action=Action(ActionKind.FIX_CONFIGURATION, placement, "equal ranks per node, or another NCCL version")
+        action=Action(
+            ActionKind.FIX_CONFIGURATION, placement, "equal ranks per node, or another NCCL version"
+        )
         if uneven
         else Action(ActionKind.COLLECT, "", "NCCL_DEBUG=INFO of all ranks, stacks"),
         confidence=0.7,
         grounds=(
-            Ground("init", f"{len(members)} of {size or '?'} ranks logged Init START, none COMPLETE", origins_of(members.values())),
+            Ground(
+                "init",
+                f"{len(members)} of {size or '?'} ranks logged Init START, none COMPLETE",
+                origins_of(members.values()),
+            ),
             *((Ground("placement", f"ranks per node: {placement}", ()),) if nodes else ()),
         ),
         summary=f"The job hangs in ncclCommInitRank: {words}",
         would_decide=() if uneven else ("stacks of the ranks inside ncclCommInitRank",),
-    )  # fmt: skip
+    )

@@ -109,7 +109,8 @@ def collections(case: Case) -> Finding | None:
             ),
             *((Ground("waits", "the waits fall on those steps", origins_of(waits)),) if waits else ()),
         ),
-        summary=f"Garbage collections of up to {longest:.2f} s fall on another rank each time ({ranks_text(ranks)}); "
+        summary=f"Garbage collections of up to {longest:.2f} s fall on another rank each time "
+        f"({ranks_text(ranks)}); "
         "nobody is to be replaced",
     )
 
@@ -149,7 +150,8 @@ def queued_tail(case: Case) -> Finding | None:
             ),
             Ground("collective", f"the collective itself takes {collective:.2f} s", (), supports=False),
         ),
-        summary=f"{ranks_text(late)} have {high:.2f} s of own work queued after the collective, for which the others "
+        summary=f"{ranks_text(late)} have {high:.2f} s of own work queued after the collective, for "
+        "which the others "
         f"wait; the collective itself is healthy ({collective:.2f} s)",
     )
 
@@ -192,27 +194,7 @@ def _late_ranks(
     some = [table.ranks[at] for at in np.flatnonzero(share > 0)]
     first = table.steps[int(slow[0])]
     if not persistent and len(some) >= 2:
-        return Finding(
-            reason="rotating_late",
-            verdict_class=VerdictClass.S1,
-            sub_reason=SubReason.ROTATING_STRAGGLER,
-            roots=(Blame(RootKind.ROTATING, ranks=tuple(some), why="another rank each time"),),
-            victims=(),
-            phase="collective of the step",
-            owner=Owner.HOST,
-            action=Action(
-                ActionKind.FIX_CONFIGURATION, "", "a cause on the hosts: collections, contention, jitter"
-            ),
-            confidence=0.75,
-            grounds=(
-                Ground(
-                    "late",
-                    f"late rank changes over {len(slow)} slow steps: {ranks_text(some)}",
-                    origins_of(facts),
-                ),
-            ),
-            summary=f"Steps are {ratio:.2f} times as long now and then, each time for another late rank",
-        )
+        return _rotating(some, len(slow), ratio, facts)
     ranks = persistent or some
     slower = _slower_rates(case, ranks, set(np.asarray(table.steps)[slow].tolist()))
     nodes = sorted(
@@ -224,23 +206,64 @@ def _late_ranks(
         verdict_class=klass,
         sub_reason=SubReason.LATE_RANK,
         roots=tuple(
-            Blame(RootKind.RANK, rank=rank, node=nodes[0] if len(nodes) == 1 else "", why="late in the slow steps")
+            Blame(
+                RootKind.RANK,
+                rank=rank,
+                node=nodes[0] if len(nodes) == 1 else "",
+                why="late in the slow steps",
+            )
             for rank in ranks
         ),
         victims=tuple(rank for rank in table.ranks if rank not in ranks),
         phase=f"collective of every step, from step (iteration) {first}",
         owner=Owner.HOST if slower or len(ranks) > 1 else Owner.GPU,
-        action=Action(ActionKind.FIX_CONFIGURATION, ranks_text(ranks), "free cores of that host: launch and proxies starve")
+        action=Action(
+            ActionKind.FIX_CONFIGURATION,
+            ranks_text(ranks),
+            "free cores of that host: launch and proxies starve",
+        )
         if slower or len(ranks) > 1
-        else Action(ActionKind.COLLECT, ranks_text(ranks), "clocks, temperature and a benchmark of its GPU; replace it if slow"),
+        else Action(
+            ActionKind.COLLECT,
+            ranks_text(ranks),
+            "clocks, temperature and a benchmark of its GPU; replace it if slow",
+        ),
         confidence=0.85,
         grounds=(
-            Ground("late", f"{ranks_text(ranks)} add the loss in {len(slow)} slow steps; their wait is the shortest", origins_of(facts)),
+            Ground(
+                "late",
+                f"{ranks_text(ranks)} add the loss in {len(slow)} slow steps; their wait is the shortest",
+                origins_of(facts),
+            ),
             *((Ground("rates", f"their transfers are slower as well: {slower}", ()),) if slower else ()),
         ),
         summary=f"{ranks_text(ranks)} became late at step {first}: steps take {ratio:.3f} times as long"
         + ("; their transfers are slow too, so their host is" if slower else ""),
-    )  # fmt: skip
+    )
+
+
+def _rotating(ranks: list[int], times: int, ratio: float, facts: Sequence[SampleRow]) -> Finding:
+    return Finding(
+        reason="rotating_late",
+        verdict_class=VerdictClass.S1,
+        sub_reason=SubReason.ROTATING_STRAGGLER,
+        roots=(Blame(RootKind.ROTATING, ranks=tuple(ranks), why="another rank each time"),),
+        victims=(),
+        phase="collective of the step",
+        owner=Owner.HOST,
+        action=Action(
+            ActionKind.FIX_CONFIGURATION, "", "a cause on the hosts: collections, contention, jitter"
+        ),
+        confidence=0.75,
+        grounds=(
+            Ground(
+                "late",
+                f"late rank changes over {times} slow steps: {ranks_text(ranks)}",
+                origins_of(facts),
+            ),
+        ),
+        summary=f"Steps are {ratio:.2f} times as long now and then, each time for another late rank",
+    )
 
 
 def _input_bound(
@@ -266,7 +289,8 @@ def _input_bound(
         grounds=(
             Ground("alike", f"all ranks are late together in {len(slow)} steps{every}", origins_of(facts)),
         ),
-        summary=f"All ranks stall together{every} (steps {ratio:.1f} times as long): input bound, no straggler",
+        summary=f"All ranks stall together{every} (steps {ratio:.1f} times as long): input bound, no "
+        "straggler",
     )
 
 
@@ -284,12 +308,20 @@ def _transfers(
         victims=(),
         phase="collective of the step",
         owner=Owner.FABRIC,
-        action=Action(ActionKind.NETWORK_TICKET, ranks_text(ranks) if ranks else "", "rates and counters of the links"),
+        action=Action(
+            ActionKind.NETWORK_TICKET, ranks_text(ranks) if ranks else "", "rates and counters of the links"
+        ),
         confidence=0.7,
-        grounds=(Ground("transfers", f"collectives are longer on every rank in {len(slow)} steps, nobody is late", origins_of(facts)),),
+        grounds=(
+            Ground(
+                "transfers",
+                f"collectives are longer on every rank in {len(slow)} steps, nobody is late",
+                origins_of(facts),
+            ),
+        ),
         summary=f"Collectives became slow (steps {ratio:.2f} times as long) and no rank is late"
         + (f": {ranks_text(ranks)} send or receive slowly" if ranks else ""),
-    )  # fmt: skip
+    )
 
 
 def _slower_always(case: Case, table: Steps) -> Finding | None:
@@ -316,7 +348,8 @@ def _slower_always(case: Case, table: Steps) -> Finding | None:
         grounds=(
             Ground("late", f"own time {latest:.3f} s against {usual:.3f} s of the others", origins_of(facts)),
         ),
-        summary=f"rank {table.ranks[at]} is late in every step: {latest / usual:.3f} times the own time of the others",
+        summary=f"rank {table.ranks[at]} is late in every step: {latest / usual:.3f} times the own "
+        "time of the others",
     )
 
 
