@@ -1,0 +1,142 @@
+"""`paceline diagnose` and `paceline collect`: the verdict from files, and the files from a hung job."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.analysis.adapters.reading import Reading
+    from paceline.analysis.diagnosis.answer import Diagnosis
+    from paceline.analysis.diagnosis.case import Case
+    from paceline.analysis.diagnosis.redact import Redactor
+
+EPILOG = """\
+exit status: 0 answered, 3 inconclusive, 2 unusable input
+
+  paceline diagnose logs/ dumps/           per-rank logs and Flight Recorder dumps, in any mix
+  kubectl logs job/train | paceline diagnose -
+  paceline diagnose run.tar.gz --html report.html --redact
+"""
+
+
+def add_diagnose(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the subcommand; nothing heavy is imported before it runs."""
+    parser = subparsers.add_parser(
+        "diagnose",
+        help="the verdict from logs, dumps and other files of a job",
+        description="Reads logs, Flight Recorder dumps, NCCL RAS and kernel logs, and says who is to blame, "
+        "who only waited, why, and what to do. Files are recognised by content.",
+        epilog=EPILOG,
+    )
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="files, folders, archives, or - for standard input"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object (docs/diagnose.md)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained page")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    parser.add_argument(
+        "--redact", action="store_true", help="pseudonyms for hosts, users, paths and addresses"
+    )
+    parser.add_argument(
+        "--attempt", type=int, metavar="N", help="of an appended log, 1 is the first (default: last)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.set_defaults(run=run_diagnose)
+
+
+def run_diagnose(arguments: argparse.Namespace) -> int:
+    """0 answered, 3 inconclusive, 2 where nothing could be read or written."""
+    from paceline.analysis.adapters.catalog import ADAPTERS
+    from paceline.analysis.adapters.model import UnusableInput
+    from paceline.analysis.adapters.reading import read_inputs
+    from paceline.analysis.diagnosis.case import split_attempts
+    from paceline.analysis.diagnosis.progress import watching
+    from paceline.analysis.diagnosis.redact import Redactor
+    from paceline.analysis.diagnosis.run import answer
+
+    redactor = Redactor() if arguments.redact else None
+    try:
+        with watching(arguments.quiet or redactor is not None) as watch:
+            reading = read_inputs(arguments.paths, ADAPTERS, watch)
+            if not reading.facts:
+                raise UnusableInput(_nothing_found(reading))
+            cases = split_attempts(reading.facts)
+            case = _choose(cases, arguments.attempt)
+            diagnosis = answer(case, reading)
+            if redactor is not None:
+                redactor.learn_all(arguments.paths, reading.facts, diagnosis)
+                diagnosis = redactor.redact_diagnosis(diagnosis)
+        _write_files(arguments, diagnosis, case, redactor)
+        _write_answer(arguments, diagnosis)
+    except (UnusableInput, OSError) as error:
+        return _fail(str(error), arguments.paths, redactor)
+    return diagnosis.exit_status
+
+
+def _choose(cases: "list[Case]", number: int | None) -> "Case":
+    from paceline.analysis.adapters.model import UnusableInput
+
+    if number is None:
+        return cases[-1]
+    if not 1 <= number <= len(cases):
+        raise UnusableInput(f"there is no attempt {number}: the input shows {len(cases)}, counted from 1")
+    return cases[number - 1]
+
+
+def _write_files(
+    arguments: argparse.Namespace, diagnosis: "Diagnosis", case: "Case", redactor: "Redactor | None"
+) -> None:
+    if arguments.html is None and arguments.trace is None:
+        return
+    from paceline.analysis.diagnosis.html import make_page
+    from paceline.analysis.diagnosis.picture import make_picture, redacted
+    from paceline.analysis.diagnosis.trace import write_trace
+
+    picture = make_picture(diagnosis, case.facts, case.rank_of)
+    if redactor is not None:
+        picture = redacted(picture, redactor)
+    if arguments.html is not None:
+        arguments.html.write_text(make_page(diagnosis, picture), encoding="utf-8")
+    if arguments.trace is not None:
+        with arguments.trace.open("w", encoding="utf-8") as stream:
+            left_out = write_trace(stream, diagnosis, picture)
+        if left_out:
+            _say(f"the trace is cut: {left_out} events do not fit")
+
+
+def _write_answer(arguments: argparse.Namespace, diagnosis: "Diagnosis") -> None:
+    import json
+
+    from rich.console import Console
+
+    from paceline.analysis.diagnosis.text import Answer
+
+    if arguments.json:
+        sys.stdout.write(json.dumps(diagnosis.as_json(), ensure_ascii=False, indent=2) + "\n")
+        return
+    console = Console(highlight=False, soft_wrap=False)
+    console.print(Answer(diagnosis))
+
+
+def _nothing_found(reading: "Reading") -> str:
+    read = f"files read: {reading.files}, and nothing in them is known"
+    why = "; ".join(
+        [*reading.skipped.notes[:3], *(f"{name}: nothing recognised" for name in reading.unread[:3])]
+    )
+    return (
+        f"{read} ({why}). Give the ranks' logs (standard error), Flight Recorder dumps, NCCL or kernel logs; "
+        "docs/diagnose.md lists what is read. `paceline collect` gathers them from a job that hangs"
+    )
+
+
+def _fail(message: str, paths: list[str], redactor: "Redactor | None") -> int:
+    if redactor is not None:
+        redactor.learn_all(paths, (), None)
+        message = redactor.cover(message)
+    _say(message)
+    return 2
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"paceline: {message}\n")
