@@ -19,6 +19,14 @@ exit status: 0 answered, 3 inconclusive, 2 unusable input
   paceline diagnose run.tar.gz --html report.html --redact
 """
 
+COLLECT_EPILOG = """\
+exit status: 0 written, 1 nothing of a job was found (kernel and GPU state are written), 2 not written
+
+  paceline collect                                          every rank on this node
+  srun --overlap --jobid JOB --ntasks-per-node 1 paceline collect --out $PWD/%h.tar.gz
+  kubectl exec POD -- paceline collect --out - > node.tar.gz
+"""
+
 
 def add_diagnose(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the subcommand; nothing heavy is imported before it runs."""
@@ -72,6 +80,70 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
     except (UnusableInput, OSError) as error:
         return _fail(str(error), arguments.paths, redactor)
     return diagnosis.exit_status
+
+
+def add_collect(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the subcommand; nothing heavy is imported before it runs."""
+    parser = subparsers.add_parser(
+        "collect",
+        help="gather dumps, stacks, logs and states of a hung job on this node",
+        description="Gathers from a live, hung job on this node what `paceline diagnose` reads, before "
+        "anybody kills it. It stops no process and writes nothing but one archive.",
+        epilog=COLLECT_EPILOG,
+    )
+    parser.add_argument(
+        "--pid", type=int, action="append", default=[], metavar="N", help="repeat; default: all ranks"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="default: paceline-HOST-TIME.tar.gz; %%h is the host, - standard output"
+    )
+    parser.add_argument(
+        "--log", action="append", default=[], metavar="FILE", help="also the end of this file; repeat"
+    )
+    parser.add_argument(
+        "--signal", metavar="NAME", help="ask for a dump by this signal, only where the process handles it"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=10.0, metavar="S", help="seconds for one item (default 10)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="say only where the archive is")
+    parser.set_defaults(run=run_collect)
+
+
+def run_collect(arguments: argparse.Namespace) -> int:
+    """0 written, 1 written without any process, 2 not written."""
+    import os
+    import shutil
+    import tempfile
+
+    from paceline.analysis.collect import Request, collect
+    from paceline.analysis.collect.gather import default_name, signal_number
+
+    try:
+        number = signal_number(arguments.signal) if arguments.signal else None
+        say = (lambda text: None) if arguments.quiet else _say_plain
+        limit_s = min(max(arguments.limit, 0.5), 120.0)
+        request = Request(arguments.pid, arguments.log, number, limit_s, say)
+        if arguments.out == "-":
+            with tempfile.TemporaryDirectory() as folder:
+                target = Path(folder) / "collect.tar.gz"
+                result = collect(request, target)
+                with target.open("rb") as stream:
+                    shutil.copyfileobj(stream, sys.stdout.buffer)
+        else:
+            target = Path((arguments.out or default_name()).replace("%h", os.uname().nodename))
+            result = collect(request, target)
+    except (OSError, ValueError) as error:
+        _say(f"nothing written: {error}")
+        return 2
+    where = "" if arguments.out == "-" else f" in {target}: `paceline diagnose {target}`"
+    _say_plain(f"{result.processes} processes, {result.got} items, {len(result.missing)} not got{where}")
+    if not result.processes:
+        _say(
+            "no process with a RANK was found: run as the user of the job (or root), in its container, "
+            f"or give --pid. This is user {os.getuid()}"
+        )
+    return 0 if result.processes else 1
 
 
 def _choose(cases: "list[Case]", number: int | None) -> "Case":
@@ -136,6 +208,10 @@ def _fail(message: str, paths: list[str], redactor: "Redactor | None") -> int:
         message = redactor.cover(message)
     _say(message)
     return 2
+
+
+def _say_plain(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
 
 
 def _say(message: str) -> None:

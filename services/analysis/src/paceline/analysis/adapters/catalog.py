@@ -1,5 +1,6 @@
 """All adapters, in the order of asking. A new tool is one module and one line here."""
 
+from paceline.analysis.adapters.collected import CollectedProcesses
 from paceline.analysis.adapters.flight_json import FlightJson
 from paceline.analysis.adapters.flight_pickle import FlightPickles
 from paceline.analysis.adapters.gloo import GlooFailures
@@ -24,6 +25,7 @@ from paceline.analysis.adapters.torch_watchdog import GroupStatuses, WatchdogsSt
 
 ADAPTERS = Adapters(
     documents=(
+        CollectedProcesses(),
         FlightPickles(),
         FlightJson(),
         RasJson(),
