@@ -49,6 +49,11 @@ _EVENT = re.compile(
 )
 _OPEN = re.compile(r"Unable to open device (?P<device>[\w.-]+)")
 _TRUNCATED = re.compile(r"message truncated : receiving (?P<a>\d+) bytes instead of (?P<b>\d+)")
+_OFI = re.compile(r"NET/OFI.*(?:completed with error|Request .*error|Received completion error)", re.IGNORECASE)
+_CONNECT = re.compile(
+    r"(?:[Cc]onnect(?:ing)? to|Call to (?:connect|recv|recvfrom|send)(?: (?:from|to))?) (?P<peer>[\w.:\[\]%-]{3,80}(?:<\d+>)?)"
+    r".{0,40}(?:failed|timed out|refused)"
+)
 _VERSION = re.compile(r"^(?:\[\d+\] )?(?:NCCL INFO )?NCCL version (?P<version>[\d.]+)")
 _ENVIRONMENT = re.compile(r"(?P<name>NCCL_[A-Z0-9_]+) set by environment to (?P<value>\S+)")
 _DTYPES = {0: "int8", 1: "uint8", 2: "int32", 3: "uint32", 4: "int64", 5: "uint64", 6: "float16", 7: "float32", 8: "float64", 9: "bfloat16"}  # fmt: skip
@@ -105,7 +110,7 @@ class NcclNetwork:
     """Failures of InfiniBand and sockets in every wording since 2.10."""
 
     name = "nccl network"
-    needles = ("Got completion from peer", "async", "Unable to open device", "message truncated", "onnection closed by remote peer", "mismatch error", "collective mismatch", "socket")  # fmt: skip
+    needles = ("Got completion from peer", "async", "Unable to open device", "message truncated", "onnection closed by remote peer", "mismatch error", "collective mismatch", "socket", "NET/OFI", "onnect", "Call to ")  # fmt: skip
 
     def read(self, block: Block) -> Iterator[Fact]:
         text = block.line.text
@@ -132,6 +137,10 @@ class NcclNetwork:
             yield NetworkFailure(**base, kind=NetworkKind.MISMATCH, text=text[:500])
         elif "onnection closed by remote peer" in text:
             yield NetworkFailure(**base, kind=NetworkKind.CLOSED, text=text[:500])
+        elif _OFI.search(text):
+            yield NetworkFailure(**base, kind=NetworkKind.COMPLETION, text=text[:500])
+        elif found := _CONNECT.search(text):
+            yield NetworkFailure(**base, kind=NetworkKind.TIMEOUT, peer=found["peer"], text=text[:500])
 
 
 class NcclSettings:

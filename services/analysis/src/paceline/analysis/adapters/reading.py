@@ -1,5 +1,6 @@
 """From inputs to facts: what each input is, decided by its content, and which adapters read it."""
 
+import json
 import re
 import time
 from collections import Counter, deque
@@ -24,6 +25,7 @@ from paceline.analysis.facts import Fact, Line, Origin, Speaker
 FACTS_MAX = 2_000_000
 DOCUMENT_TEXT_MAX = 64 << 20  # a text larger than this is a log, whatever its head looks like
 _HEAD_BYTES = 65_536
+_JSON_LOOK_MAX = 16 << 20
 _RANK_IN_NAME = re.compile(r"(?:^|[/_.-])(?:rank|task|worker)[_-]?(\d{1,6})(?=$|[/_.-])", re.IGNORECASE)
 _TORCHRUN_DIR = re.compile(r"(?:^|/)(\d{1,6})/(?:std(?:err|out))\.log$")  # torchrun --log-dir: local rank
 _NODE_IN_NAME = re.compile(
@@ -102,8 +104,21 @@ def _read_source(source: Source, adapters: Adapters, reading: Reading) -> int:
         if binary:
             reading.skipped.add(source.name, "binary, and of no known kind")
             return 0
+        if _is_document(document.content):  # prose and examples inside are no log lines
+            return 0
         return _read_lines(source.name, iter(document.content.splitlines()), adapters, reading)
     return _read_lines(source.name, _lines_of(source.stream, reading), adapters, reading)
+
+
+def _is_document(content: bytes) -> bool:
+    """One JSON object or array over several lines, which no adapter knows."""
+    if content[:1] not in (b"{", b"[") or len(content) > _JSON_LOOK_MAX or b"\n" not in content[:-1]:
+        return False
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _peek(stream: IO[bytes]) -> bytes:

@@ -28,8 +28,7 @@ _LAGGING = re.compile(r"\[([\d, ]+)\] finished collective #(\d+), but didn't joi
 _JOINED = re.compile(r"\[([\d, ]+)\] joined but didn't finish collective #(\d+)")
 _NEVER = re.compile(r"\[([\d, ]+)\].*(?:never joined any collective|didn't join any collective)|never joined any.*?\[([\d, ]+)\]")
 _MISSING = re.compile(
-    r"(?:Rank \d+ failed to pass monitoredBarrier|monitoredBarrier).*?(?:Rank(?:s)? \[?([\d, ]+)\]?.*(?:did not|failed)|"
-    r"[Rr]anks? ([\d, ]+) failed)|(?:failed to (?:respond|reach|pass).*?rank[s:]* \[?([\d, ]+)\]?)"
+    r"[Rr]anks? \[?(?P<ranks>\d[\d, ]*)\]? failed to (?:pass|reach|respond)|[Mm]issing ranks?:? \[?(?P<more>\d[\d, ]*)"
 )
 _COORDINATED = re.compile(r"tasks? not at the barrier: (?P<ranks>[\d, -]+)|(?P<arrived>\d+)/(?P<expected>\d+) (?:clients|tasks) joined")
 
@@ -108,7 +107,7 @@ class Barriers:
             arrived = int(found["arrived"]) if found["arrived"] else None
             expected = int(found["expected"]) if found["expected"] else None
         elif found := _MISSING.search(text):
-            missing = tuple(ranks_of(next(part for part in found.groups() if part)))
+            missing = tuple(ranks_of(found["ranks"] or found["more"]))
         if missing or arrived is not None:
             yield BarrierReport(
                 **_base(block), missing=missing, arrived=arrived, expected=expected, text=text[:2000]

@@ -5,8 +5,9 @@ out of the tables, never guessed.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TypeVar
 
 from paceline.analysis.facts import (
@@ -41,6 +42,7 @@ class Standing:
     work: Work | None = None  # the operation its watchdog gave up on
     entered_s: float | None = None  # when it entered that operation: time of the line minus "ran for"
     clock: Clock = Clock.NONE
+    place: int | None = None  # rank inside the group, where a line says it
     origins: list[Origin] = field(default_factory=list)
 
     @property
@@ -210,6 +212,7 @@ class Case:
             standing.started = _later(standing.started, status.started)
             standing.completed = _later(standing.completed, status.completed)
             standing.failed = standing.failed if status.failed is None else status.failed
+            standing.place = status.speaker.group_rank if standing.place is None else standing.place
             standing.origins.append(status.origin)
         for timeout in self.of(WorkTimeout):
             rank = self.rank_of(timeout)
@@ -221,6 +224,7 @@ class Case:
         group = timeout.group.name or self._group_of(table, timeout, rank)
         standing = table.setdefault((group, rank), Standing(group, rank))
         standing.origins.insert(0, timeout.origin)
+        standing.place = timeout.speaker.group_rank if standing.place is None else standing.place
         if standing.work is None or (timeout.work.sequence or 0) < (standing.work.sequence or 0):
             standing.work = timeout.work
             if timeout.time_s is not None and timeout.ran_ms is not None:
@@ -235,18 +239,40 @@ class Case:
         return mine[0].group if len({standing.group for standing in mine}) == 1 else ""
 
 
+def seconds_after(first: Fact, second: Fact) -> float | None:
+    """How long after `first` the other was said, None where their clocks do not allow it.
+
+    Prefixes without a year (glog, syslog) are read in this year: times that are far apart are compared
+    by their day of the year.
+    """
+    if first.time_s is None or second.time_s is None or first.clock is not second.clock:
+        return None
+    gap = second.time_s - first.time_s
+    if abs(gap) >= _COMPARABLE_S and first.clock is Clock.UNIX:
+        gap = _in_year(second.time_s) - _in_year(first.time_s)
+    return gap if abs(gap) < _COMPARABLE_S else None
+
+
 def comparable(first: Fact, second: Fact) -> bool:
     """Whether the order of two facts by time means something."""
-    if first.time_s is None or second.time_s is None or first.clock is not second.clock:
-        return False
-    return abs(first.time_s - second.time_s) < _COMPARABLE_S
+    return seconds_after(first, second) is not None
 
 
 def is_before(first: Fact, second: Fact) -> bool:
     """By time where the clocks allow it, else by line in the same file; False where unknown."""
-    if comparable(first, second):
-        return (first.time_s or 0.0) < (second.time_s or 0.0)
+    gap = seconds_after(first, second)
+    if gap is not None:
+        return gap > 0
     return first.origin.file == second.origin.file and first.origin.line < second.origin.line
+
+
+def _in_year(time_s: float) -> float:
+    """Seconds since the year began, as in a leap year, so that dates of two years can be compared."""
+    try:
+        moment = datetime.fromtimestamp(time_s, timezone.utc).replace(year=2000)
+    except (OverflowError, OSError, ValueError):
+        return 0.0
+    return (moment - datetime(2000, 1, 1, tzinfo=timezone.utc)).total_seconds()
 
 
 def _gathered_size(work: Work) -> int:
@@ -260,13 +286,3 @@ def _later(known: int | None, found: int | None) -> int | None:
     if known is None or found is None:
         return found if known is None else known
     return max(known, found)
-
-
-def split_attempts(facts: Iterable[Fact]) -> list[Case]:
-    """One case for each attempt that an appended log shows; facts of no attempt belong to the last."""
-    found: dict[int, list[Fact]] = defaultdict(list)
-    everything = list(facts)
-    for fact in everything:
-        found[fact.attempt].append(fact)
-    numbers = sorted(found) or [0]
-    return [Case(found.get(number, []), index, len(numbers)) for index, number in enumerate(numbers)]

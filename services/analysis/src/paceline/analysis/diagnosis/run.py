@@ -6,7 +6,8 @@ from paceline.analysis.adapters.catalog import ADAPTERS
 from paceline.analysis.adapters.inputs import Source
 from paceline.analysis.adapters.reading import Adapters, Reading, read_inputs
 from paceline.analysis.diagnosis.answer import Diagnosis, Seen
-from paceline.analysis.diagnosis.case import Case, split_attempts
+from paceline.analysis.diagnosis.attempts import split_attempts
+from paceline.analysis.diagnosis.case import Case
 from paceline.analysis.diagnosis.rules import decide
 from paceline.analysis.diagnosis.rules.finding import Finding, complaining
 from paceline.analysis.facts import FlightDump

@@ -18,6 +18,7 @@ from paceline.analysis.diagnosis.rules import (
     settings,
     start,
     steps,
+    throttle,
 )
 from paceline.analysis.diagnosis.rules.finding import Finding, Rule
 
@@ -36,17 +37,20 @@ RULES: tuple[Rule, ...] = (
     agree.fingerprint,
     agree.size_refused,
     enter.desync_report,
+    enter.barrier_report,
     enter.extra_call,
     counts.drift,
     late.long_phase,
     counts.behind_in_counts,
     judged.dumps,
+    agree.watchdogs,
     judged.table,
     enter.behind,
     late.outside,
     # inside
     inside.port_events,
     inside.completions,
+    inside.connects,
     settings.stopped_first,
     settings.odd_one_ahead,
     settings.device_missing,
@@ -62,6 +66,8 @@ RULES: tuple[Rule, ...] = (
     settings.clock_writes,
     steps.queued_tail,
     steps.slow_steps,
+    throttle.slowed_device,
+    throttle.slow_pair,
     settings.acs_slow,
     settings.bandwidth_collapse,
     # nothing wrong

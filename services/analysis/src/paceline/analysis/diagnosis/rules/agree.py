@@ -7,6 +7,7 @@ likely and not certain; where the operations differ, both are named.
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import Case
@@ -15,6 +16,7 @@ from paceline.analysis.facts import NetworkFailure, NetworkKind, OperationMismat
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
 
 _NUMBER = re.compile(r"\d+")
+_UNEVEN = ("all_to_all", "gather", "scatter", "coalesced", "send", "recv", "broadcast", "reduce")
 
 
 def fingerprint(case: Case) -> Finding | None:
@@ -60,6 +62,46 @@ def fingerprint(case: Case) -> Finding | None:
     )
 
 
+def watchdogs(case: Case) -> Finding | None:
+    """Watchdogs of one group give up on the same sequence and name different operations or sizes.
+
+    The same number is not the same operation: a barrier of one element and a gradient can share it.
+    """
+    found: dict[tuple[str, int], dict[int, Work]] = {}
+    for (group, rank), standing in sorted(case.table.items()):
+        if standing.work is not None and standing.work.sequence is not None:
+            found.setdefault((group, standing.work.sequence), {})[rank] = standing.work
+    for (group, sequence), works in sorted(found.items()):
+        if len({_comparable(work) for work in works.values()}) < 2:
+            continue
+        roots, how, confidence = _odd({rank: _only_comparable(work) for rank, work in works.items()})
+        others = {rank: work for rank, work in works.items() if rank not in roots}
+        operation = operation_of(case, group, works[roots[0]], sequence)
+        words = "; ".join(f"rank {rank} runs {_counted(work)}" for rank, work in sorted(works.items())[:6])
+        origins = tuple(origin for rank in works for origin in case.table[group, rank].origins[:1])
+        blames = tuple(Blame(RootKind.RANK, rank=rank, why=how) for rank in sorted(roots))
+        if not others:
+            blames = (Blame(RootKind.GROUP, ranks=tuple(sorted(roots)), why=how),)
+        return Finding(
+            reason="watchdogs_differ",
+            verdict_class=VerdictClass.H2,
+            sub_reason=SubReason.OPERATION_MISMATCH,
+            roots=blames,
+            victims=tuple(sorted(others)),
+            communicator=operation.communicator_name if operation else group,
+            operation=operation,
+            owner=Owner.USER_CODE,
+            action=Action(
+                ActionKind.FIX_CODE, ranks_text(sorted(roots)), "make all ranks issue the same calls"
+            ),
+            confidence=confidence,
+            grounds=(Ground("same_number", f"at sequence {sequence}: {words}", origins), Ground("who", how)),
+            summary=f"Ranks run different operations under the same sequence {sequence}: {words}",
+            would_decide=("flight recorder dumps: the first call that differs",),
+        )
+    return None
+
+
 def size_refused(case: Case) -> Finding | None:
     """NCCL's own size check, or a socket that got another size than it waits for."""
     found = [f for f in case.of(NetworkFailure) if f.kind in (NetworkKind.TRUNCATED, NetworkKind.MISMATCH)]
@@ -101,8 +143,21 @@ def _odd(works: dict[int, Work]) -> tuple[list[int], str, float]:
     return sorted(works), "two ranks differ and neither has the majority", 0.5
 
 
+def _comparable(work: Work) -> tuple[str, int | None]:
+    """What all ranks of a group have in common in one operation; sizes of some operations may differ."""
+    return work.function, None if work.function in _UNEVEN else work.count_in
+
+
+def _only_comparable(work: Work) -> Work:
+    return replace(work, count_in=_comparable(work)[1], count_out=None)
+
+
+def _counted(work: Work) -> str:
+    return f"{work.function} of {work.count_in} elements" if work.count_in is not None else work.function
+
+
 def _key(work: Work) -> tuple[str, str, str, str]:
-    return work.function, work.shapes, work.dtype, work.reduce_op
+    return work.function, work.shapes or str(work.count_in), work.dtype, work.reduce_op
 
 
 def _elements(work: Work) -> int | None:

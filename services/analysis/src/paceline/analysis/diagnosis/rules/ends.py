@@ -53,7 +53,7 @@ _DIED_FIRST_MAX = 0.5  # more deaths than this share of the known ranks: the lau
 def own_failure(case: Case) -> Finding | None:
     """A process raised an error of its own while the others waited."""
     own = [fault for fault in case.of(ProcessFault) if _is_own(fault) and not _is_consequence(case, fault)]
-    if not own or not _somebody_waits(case):
+    if not own or not (_somebody_waits(case) or case.of(ProcessEnd)):
         return None
     timed = [fault for fault in own if fault.time_s is not None]
     first = min(timed, key=lambda fault: fault.time_s or 0.0) if len(timed) == len(own) else own[0]
@@ -91,8 +91,6 @@ def killed(case: Case) -> Finding | None:
     kills = case.of(HostKill)
     ends = [end for end in case.of(ProcessEnd) if _is_death(case, end)]
     if not kills and not ends:
-        return None
-    if not _somebody_waits(case) and not kills:
         return None
     dead = {rank for fact in [*kills, *ends] if (rank := case.rank_of(fact)) is not None}
     known = len(case.ranks_named) or 1
@@ -182,7 +180,7 @@ def _is_consequence(case: Case, fault: ProcessFault) -> bool:
 
 def _is_death(case: Case, end: ProcessEnd) -> bool:
     """An end that is a cause: not clean, not an abort after an own timeout, not before others' own words."""
-    if end.clean or end.called_first:
+    if end.clean:
         return False
     signal = (
         end.signal
@@ -193,7 +191,7 @@ def _is_death(case: Case, end: ProcessEnd) -> bool:
     rank = case.rank_of(end)
     if rank is not None and rank in _waiting_ranks(case):
         return False
-    return signal in _KILLS or unknown
+    return signal in _KILLS or (unknown and not end.called_first)
 
 
 def _somebody_waits(case: Case) -> bool:

@@ -1,7 +1,7 @@
 """A member that did not enter what the others wait in: by its counts, by a report of torch, by silence."""
 
 from paceline.analysis.diagnosis.answer import Ground
-from paceline.analysis.diagnosis.case import Case, Standing
+from paceline.analysis.diagnosis.case import DEFAULT_GROUP, Case, Standing
 from paceline.analysis.diagnosis.rules.finding import (
     Finding,
     main_operation,
@@ -15,6 +15,7 @@ from paceline.analysis.diagnosis.rules.finding import (
     waiters,
 )
 from paceline.analysis.facts import (
+    BarrierReport,
     DesyncReport,
     Fact,
     GlooFailure,
@@ -66,6 +67,36 @@ def desync_report(case: Case) -> Finding | None:
         ),
         summary=f"{ranks_text(lagging)} never joined {where}; the others are ahead because they are "
         "queued, not because they differ",
+    )
+
+
+def barrier_report(case: Case) -> Finding | None:
+    """A monitored barrier names who did not come. Where nearly all are missing, they are not the cause."""
+    reports = [report for report in case.of(BarrierReport) if report.missing]
+    if not reports:
+        return None
+    missing = sorted({rank for report in reports for rank in report.missing})
+    world = max([case.world_size, *missing, *case.ranks_named, *(r.expected or 0 for r in reports)])
+    if len(missing) * 2 > max(world, 2):
+        return None
+    speakers = [rank for report in reports if (rank := case.rank_of(report)) is not None]
+    phase = _last_phase(case, set(missing))
+    return Finding(
+        reason="barrier_report",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.MISSING_ENTER,
+        roots=rank_roots(missing, "did not reach the barrier"),
+        victims=tuple(sorted(set(speakers) - set(missing))),
+        communicator="gloo",
+        phase="monitored barrier",
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.COLLECT, ranks_text(missing), "its stack: where it is instead"),
+        confidence=0.85,
+        grounds=(
+            Ground("barrier", f"{ranks_text(missing)} did not reach the barrier", origins_of(reports)),
+            *((Ground("still_working", _words(phase), (phase.origin,)),) if phase else ()),
+        ),
+        summary=f"{ranks_text(missing)} did not reach the barrier; the rank that reports it only waited",
     )
 
 
@@ -145,8 +176,10 @@ def silent(case: Case) -> Finding | None:
     inside = {s.rank for s in case.standings(group) if s.work is not None}
     members = case.members(group)
     highest = max(inside | set(case.ranks_named))
-    expected = set(members) if members else set(range(highest + 1))
-    quiet = expected - {s.rank for s in case.standings(group)}
+    spoken = {s.rank for s in case.standings(group)}
+    quiet = (set(members) if members else set(range(highest + 1))) - spoken
+    if not quiet and not members and group in ("", DEFAULT_GROUP) and _lacks_one(len(spoken)):
+        quiet = {highest + 1}
     operation = operation_of(case, group, standing.work, sequence)
     if not quiet or len(quiet) >= len(inside):
         return None
@@ -226,6 +259,11 @@ def gloo_late(case: Case) -> Finding | None:
         f"{ranks_text(sorted(waited))} waited"
         + (f"; it was still at work: {_words(phase)}" if phase else ""),
     )
+
+
+def _lacks_one(count: int) -> int:
+    """1 where a job of this size would lack one rank of a power of two: nobody starts seven of eight."""
+    return int(count > 2 and (count + 1) & count == 0)
 
 
 def _extra_call(

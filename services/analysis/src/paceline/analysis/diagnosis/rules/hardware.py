@@ -8,7 +8,7 @@ Actions after NVIDIA's Xid catalog.
 from collections.abc import Sequence
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
-from paceline.analysis.diagnosis.case import Case, comparable, is_before
+from paceline.analysis.diagnosis.case import Case, is_before, seconds_after
 from paceline.analysis.diagnosis.rules.finding import Finding, main_operation, origins_of
 from paceline.analysis.facts import DeviceEvent, ProcessFault, ProcessFaultKind, WorkTimeout
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
@@ -196,7 +196,7 @@ def _is_application(event: DeviceEvent) -> bool:
 def _is_teardown(case: Case, event: DeviceEvent) -> bool:
     """Whether the job had already complained when this came."""
     before = [*case.of(WorkTimeout), *case.of(ProcessFault)]
-    return any(comparable(f, event) and (event.time_s or 0) - (f.time_s or 0) > _TEARDOWN_S for f in before)
+    return any((seconds_after(fact, event) or 0.0) > _TEARDOWN_S for fact in before)
 
 
 def _is_late(case: Case, fault: ProcessFault) -> bool:

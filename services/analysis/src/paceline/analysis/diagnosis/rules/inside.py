@@ -115,6 +115,32 @@ def completions(case: Case) -> Finding | None:
     )
 
 
+def connects(case: Case) -> Finding | None:
+    """NCCL could not connect to a peer's address: an interface, a firewall, or the peer is gone."""
+    failed = [f for f in case.of(NetworkFailure) if f.kind is NetworkKind.TIMEOUT]
+    if not failed:
+        return None
+    peers = Counter(f.peer.split("<")[0] for f in failed if f.peer)
+    peer = peers.most_common(1)[0][0] if peers else "a peer"
+    return Finding(
+        reason="connects",
+        verdict_class=VerdictClass.H3,
+        sub_reason=SubReason.LAZY_CONNECT,
+        roots=(Blame(RootKind.LINK, name=f"connection to {peer}", why=f"{len(failed)} connects failed"),),
+        phase="connection setup",
+        owner=Owner.FABRIC,
+        action=Action(
+            ActionKind.NETWORK_TICKET,
+            peer,
+            "interface choice (NCCL_SOCKET_IFNAME), routes, firewall; is the peer alive",
+        ),
+        confidence=0.6,
+        grounds=(Ground("connect", failed[0].text[:160], origins_of(failed)),),
+        summary=f"Connections to {peer} fail: a network path, an interface choice, or that process is gone",
+        would_decide=("the log of the process at that address",),
+    )
+
+
 def everybody_inside(case: Case) -> Finding | None:
     """All members of every waiting group report the same place: the stall is inside the operations."""
     waits: dict[str, dict[int, int]] = defaultdict(dict)
@@ -179,13 +205,21 @@ def everybody_inside(case: Case) -> Finding | None:
 
 
 def _is_whole(case: Case, group: str, members: set[int]) -> bool:
-    """Whether every member speaks; where nobody knows the members, those of the group of all have no gap."""
+    """Whether every member speaks; where nobody knows the members, their places in the group have no gap.
+
+    A last rank that is missing cannot be seen so, save that one less than a power of two is no group's size.
+    """
     known = set(case.members(group))
     if known:
         return members >= known
-    if group in ("", DEFAULT_GROUP):
-        return members >= set(range(max(members) + 1))
-    return len(members) >= 2
+    places = {case.table[group, rank].place for rank in members}
+    places = members if group in ("", DEFAULT_GROUP) else {place for place in places if place is not None}
+    count = len(places)
+    return count >= 2 and places == set(range(count)) and not _lacks_one(count)
+
+
+def _lacks_one(count: int) -> bool:
+    return count > 2 and (count + 1) & count == 0
 
 
 def _by_node(roots: tuple[Blame, ...]) -> tuple[Blame, ...]:

@@ -24,6 +24,8 @@ ALIKE = 0.8  # of the ranks late together: it is none of them
 PERSISTENT = 0.6  # of the slow steps with the same late rank: one rank, not a rotation
 RATE_DROP = 0.9  # a rate below this share of its usual is a slow transfer
 COLLECTION_MIN_S = 0.3
+ROTATION_SPREAD = 1.2  # without a usual step, the latest rank must be that much later to count
+ROTATION_STEPS_MIN = 4
 CELLS_MAX = 1 << 24
 Table = npt.NDArray[np.float64]
 
@@ -326,6 +328,10 @@ def _transfers(
 
 def _slower_always(case: Case, table: Steps) -> Finding | None:
     """No step is faster than the others: compare ranks. The latest one has the shortest collective."""
+    rotating = _rotates(table)
+    if rotating:
+        facts = [row for row in case.of(SampleRow) if row.kind == "steps"]
+        return _rotating(rotating, len(table.steps), _spread(table), facts)
     own = np.nanmedian(table.own, axis=0)
     usual, latest = float(np.nanmedian(own)), float(np.nanmax(own))
     if not usual or latest < RATIO_MIN * usual:
@@ -351,6 +357,21 @@ def _slower_always(case: Case, table: Steps) -> Finding | None:
         summary=f"rank {table.ranks[at]} is late in every step: {latest / usual:.3f} times the own "
         "time of the others",
     )
+
+
+def _spread(table: Steps) -> float:
+    """The latest rank's own time over the median one, in the middle of the steps."""
+    return float(np.nanmedian(np.nanmax(table.own, axis=1) / np.nanmedian(table.own, axis=1)))
+
+
+def _rotates(table: Steps) -> list[int]:
+    """Ranks that take turns at being far later than the others, empty where it is not so."""
+    if len(table.steps) < ROTATION_STEPS_MIN or _spread(table) < ROTATION_SPREAD:
+        return []
+    latest = Counter(np.nanargmax(table.own, axis=1).tolist())
+    if len(latest) < 2 or max(latest.values()) > PERSISTENT * len(table.steps):
+        return []
+    return sorted(table.ranks[at] for at in latest)
 
 
 def _slower_rates(case: Case, ranks: Sequence[int], steps: set[int]) -> str:

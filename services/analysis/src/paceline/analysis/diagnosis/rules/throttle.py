@@ -1,0 +1,158 @@
+"""Slow for a reason that a machine says: a GPU that throttles, a pair of nodes slower than the others."""
+
+from collections import defaultdict
+
+import numpy as np
+
+from paceline.analysis.diagnosis.answer import Blame, Ground
+from paceline.analysis.diagnosis.case import Case
+from paceline.analysis.diagnosis.rules.finding import Finding, complaining, origins_of
+from paceline.analysis.facts import SampleRow, SettingSeen
+from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
+
+_SLOWDOWNS = (
+    "HW Slowdown",
+    "HW Thermal Slowdown",
+    "HW Power Brake Slowdown",
+    "SW Thermal Slowdown",
+    "HW Power Braking",
+)
+PAIR_SLOW = 0.85  # of the median rate of all pairs
+CLOCK_SLOW = 0.9  # of the median clock of all GPUs at the same load
+HOT_C = 5.0  # degrees above the median
+_BUSY = 50.0  # % of utilisation: clocks of idle GPUs are low by design
+
+
+def slowed_device(case: Case) -> Finding | None:
+    """A GPU that says it slows itself down (a software power cap alone says nothing), or runs hot and slow."""
+    if complaining(case):
+        return None
+    facts = [f for f in case.of(SettingSeen) if f.name == "clock_event_reason" and f.value in _SLOWDOWNS]
+    devices = {(f.speaker.host, f.speaker.gpu): f for f in facts}
+    said = ", ".join(sorted({fact.value for fact in facts}))
+    origins = origins_of(facts)
+    roots = tuple(
+        Blame(RootKind.GPU, rank=case.rank_of(fact), node=host, gpu=gpu, why=fact.value)
+        for (host, gpu), fact in list(devices.items())[:8]
+    )
+    if not roots:
+        slow = _hot_and_slow(case)
+        roots, origins = tuple(_of_row(case, row) for row in slow[:8]), origins_of(slow)
+        said = "lower clock and higher temperature than the others at the same load"
+    if not roots:
+        return None
+    who = "; ".join(_name(root) for root in roots)
+    return Finding(
+        reason="slowed_device",
+        verdict_class=VerdictClass.S1,
+        sub_reason=SubReason.LATE_RANK,
+        roots=roots,
+        victims=(),
+        phase="compute of every step",
+        owner=Owner.GPU,
+        action=Action(
+            ActionKind.COLLECT, who, "cooling, power and clocks of that GPU; move the work away if it stays"
+        ),
+        confidence=0.75,
+        grounds=(Ground("slowdown", f"{who}: {said}", origins),),
+        summary=f"{who} is slowed down ({said}); the ranks that wait for it are healthy",
+    )
+
+
+def slow_pair(case: Case) -> Finding | None:
+    """Rates of pairs: one pair far below the others is a path, all pairs of one end are that end."""
+    rates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    rows = [row for row in case.of(SampleRow) if row.kind == "pairs"]
+    for row in rows:
+        rate = next(
+            (row.numbers[n] for n in ("busbw", "bandwidth", "algbw", "send_rate") if n in row.numbers), None
+        )
+        ends = _ends(case, row)
+        if rate is not None and ends is not None:
+            rates[ends].append(rate)
+    if len(rates) < 3:
+        return None
+    middle = {ends: float(np.median(values)) for ends, values in rates.items()}
+    usual = float(np.median(list(middle.values())))
+    slow = [ends for ends, rate in middle.items() if rate < PAIR_SLOW * usual]
+    if not slow or len(slow) * 2 > len(middle):
+        return None
+    shared = set.intersection(*(set(ends) for ends in slow))
+    others = [ends for ends in middle if ends not in slow and shared & set(ends)]
+    if len(slow) > 1 and len(shared) == 1 and not others:
+        node = shared.pop()
+        roots = (_end(node, RootKind.NODE),)
+        what = f"all paths of {node}"
+    else:
+        roots = tuple(_link(*ends) for ends in slow[:8])
+        what = ", ".join(f"{a} to {b}" for a, b in slow[:4])
+    worst = min(middle[ends] for ends in slow)
+    return Finding(
+        reason="slow_pair",
+        verdict_class=VerdictClass.S2,
+        sub_reason=SubReason.SLOW_LINK,
+        roots=roots,
+        victims=(),
+        phase="transfers between pairs (bandwidth)",
+        owner=Owner.FABRIC,
+        action=Action(ActionKind.NETWORK_TICKET, what, "the path between these ends: cable, switch, routing"),
+        confidence=0.8,
+        grounds=(Ground("pairs", f"{what}: {worst / usual:.0%} of the usual rate", origins_of(rows)),),
+        summary=f"The path {what} reaches {worst / usual:.0%} of what the other pairs reach; no rank "
+        "is slow by itself",
+    )
+
+
+def _hot_and_slow(case: Case) -> list[SampleRow]:
+    rows = [
+        row
+        for row in case.of(SampleRow)
+        if "sm_clock_mhz" in row.numbers and row.numbers.get("sm_util", 100.0) >= _BUSY
+    ]
+    if len(rows) < 3:
+        return []
+    clock = float(np.median([row.numbers["sm_clock_mhz"] for row in rows]))
+    heat = float(np.median([row.numbers.get("temp_c", 0.0) for row in rows]))
+    found: dict[tuple[int | None, str, str], SampleRow] = {}
+    for row in rows:
+        hot = row.numbers.get("temp_c", 0.0) >= heat + HOT_C
+        if row.numbers["sm_clock_mhz"] < CLOCK_SLOW * clock and hot:
+            found[case.rank_of(row), row.speaker.host, row.words.get("gpu", "")] = row
+    return list(found.values()) if len(found) * 4 <= len(rows) else []
+
+
+def _of_row(case: Case, row: SampleRow) -> Blame:
+    gpu = row.speaker.gpu or row.words.get("gpu", "")
+    rank = case.rank_of(row)
+    kind = RootKind.RANK if rank is not None else RootKind.GPU
+    return Blame(kind, rank=rank, node=row.speaker.host, gpu=gpu, why="low clock, high temperature")
+
+
+def _name(root: Blame) -> str:
+    if root.rank is not None:
+        return f"rank {root.rank}"
+    return " ".join(part for part in (root.node, f"GPU {root.gpu}" if root.gpu else "a GPU") if part)
+
+
+def _ends(case: Case, row: SampleRow) -> tuple[str, str] | None:
+    numbers, words = row.numbers, row.words
+    first = words.get("src") or (f"{numbers['src_rank']:.0f}" if "src_rank" in numbers else "")
+    second = words.get("dst") or (f"{numbers['dst_rank']:.0f}" if "dst_rank" in numbers else "")
+    if not second and "peer" in numbers:
+        rank = case.rank_of(row)
+        first, second = f"{rank}" if rank is not None else words.get("node", ""), f"{numbers['peer']:.0f}"
+    return (first, second) if first and second else None
+
+
+def _end(name: str, kind: RootKind) -> Blame:
+    return (
+        Blame(RootKind.RANK, rank=int(name)) if name.isdigit() and len(name) < 9 else Blame(kind, node=name)
+    )
+
+
+def _link(first: str, second: str) -> Blame:
+    if first.isdigit() and second.isdigit() and len(first) < 9 and len(second) < 9:
+        return Blame(
+            RootKind.LINK, rank=int(first), peer_rank=int(second), name=f"rank {first} to rank {second}"
+        )
+    return Blame(RootKind.LINK, name=f"{first} to {second}")
