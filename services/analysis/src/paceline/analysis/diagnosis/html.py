@@ -120,8 +120,9 @@ def _facts(diagnosis: Diagnosis) -> str:
 def _blames(diagnosis: Diagnosis) -> str:
     if not diagnosis.roots:
         return "not known"
+    found = diagnosis.verdict_class
     items = [
-        f"<b>{escape(blame_text(root))}</b>{escape(f': {root.why}' if root.why else '')}"
+        f"<b>{escape(blame_text(root, found))}</b>{escape(f': {root.why}' if root.why else '')}"
         for root in diagnosis.roots
     ]
     return items[0] if len(items) == 1 else _list(items)

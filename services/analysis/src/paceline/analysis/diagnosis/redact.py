@@ -61,7 +61,7 @@ class Redactor:
     def learn_host(self, host: str) -> None:
         """A host as a fact names it; its short name is learned as well."""
         host = host.strip().strip(".")
-        if re.fullmatch(r"[\d.:]*|localhost", host):
+        if re.fullmatch(r"[\d.:]*|[A-Za-z]{1,2}|localhost", host):
             return  # an address is found by its form
         self._add(self._hosts, host.lower())
         short = host.split(".")[0]

@@ -25,6 +25,7 @@ GROUNDS_SHOWN = 5
 ORIGINS_SHOWN = 3
 NOTES_SHOWN = 3
 STATEMENT_CHARS_MAX = 240
+SUMMARY_CHARS_MAX = 400
 _STYLES = {VerdictClass.NONE: "bold green", VerdictClass.INCONCLUSIVE: "bold yellow"}
 
 
@@ -37,7 +38,7 @@ class Answer:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         diagnosis = self.diagnosis
         style = _STYLES.get(diagnosis.verdict_class, "bold red")
-        summary = sentence(diagnosis.summary)
+        summary = sentence(_cut(diagnosis.summary.strip(), SUMMARY_CHARS_MAX))
         yield Text.assemble((diagnosis.verdict_class.value, style), "  ", (summary, "bold"))
         yield Text(f"{CLASS_WORDS[diagnosis.verdict_class]}; {coverage_text(diagnosis)}", "dim")
         yield Text()
@@ -52,7 +53,7 @@ class Answer:
 
 def _sections(diagnosis: Diagnosis) -> Iterable[tuple[str, RenderableType]]:
     if diagnosis.roots:
-        yield "to blame", _lines(_blames(diagnosis.roots), BLAMES_SHOWN)
+        yield "to blame", _lines(_blames(diagnosis), BLAMES_SHOWN)
     if diagnosis.victims:
         yield "only waited", Text(victims_text(diagnosis))
     if diagnosis.grounds:
@@ -71,13 +72,19 @@ def _sections(diagnosis: Diagnosis) -> Iterable[tuple[str, RenderableType]]:
         yield "mind", _lines([Text(note) for note in diagnosis.seen.notes], NOTES_SHOWN)
 
 
-def _blames(roots: tuple[Blame, ...]) -> list[Text]:
+def _blames(diagnosis: Diagnosis) -> list[Text]:
     """One line for each cause; ranks of which the same is said share a line."""
     found = []
-    for (why, role, plain), group in groupby(roots, key=lambda root: (root.why, root.role, _is_bare(root))):
+    for (why, role, plain), group in groupby(
+        diagnosis.roots, key=lambda root: (root.why, root.role, _is_bare(root))
+    ):
         same = list(group)
         ranks = [root.rank for root in same if root.rank is not None]
-        names = [named_ranks(ranks)] if plain and ranks else [blame_text(root) for root in same]
+        names = (
+            [named_ranks(ranks)]
+            if plain and ranks
+            else [blame_text(root, diagnosis.verdict_class) for root in same]
+        )
         for name in names:
             text = Text(name, "bold")
             if role is not Role.INITIATING and same[0].kind is not RootKind.NONE:
@@ -96,9 +103,7 @@ def _grounds(grounds: tuple[Ground, ...]) -> Group:
     ordered = sorted(grounds, key=lambda ground: not ground.supports)
     shown: list[Text] = []
     for ground in ordered[:GROUNDS_SHOWN]:
-        statement = ground.statement.strip()
-        if len(statement) > STATEMENT_CHARS_MAX:
-            statement = statement[: STATEMENT_CHARS_MAX - 1] + "…"
+        statement = _cut(ground.statement.strip(), STATEMENT_CHARS_MAX)
         text = Text(statement if ground.supports else f"against it: {statement}")
         origins = [str(origin) for origin in ground.origins[:ORIGINS_SHOWN]]
         more = len(ground.origins) - len(origins)
@@ -108,6 +113,10 @@ def _grounds(grounds: tuple[Ground, ...]) -> Group:
     if len(ordered) > GROUNDS_SHOWN:
         shown.append(Text(f"and {len(ordered) - GROUNDS_SHOWN} more: --json, --html", "dim"))
     return Group(*shown)
+
+
+def _cut(text: str, chars_max: int) -> str:
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
 
 
 def _lines(lines: list[Text], count_max: int) -> Group:

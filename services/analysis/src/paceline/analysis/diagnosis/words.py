@@ -66,10 +66,11 @@ def victims_text(diagnosis: Diagnosis) -> str:
     return named_ranks(diagnosis.victims) + (" and others" if len(diagnosis.victims) >= VICTIMS_MAX else "")
 
 
-def blame_text(root: Blame) -> str:
+def blame_text(root: Blame, verdict_class: VerdictClass | None = None) -> str:
     """What is to blame, in as many words as are known: `rank 3 on node-7, GPU 0000:9b:00`."""
     if root.kind is RootKind.NONE:
-        return root.name or "nobody"
+        nobody = "nobody: " if verdict_class is VerdictClass.NONE else ""
+        return f"{nobody}{root.name}" if root.name else "nobody"
     if root.kind is RootKind.ROTATING:
         return root.name or "no single rank: it changes from step to step"
     words = _subject(root)
@@ -105,7 +106,8 @@ def coverage_text(diagnosis: Diagnosis) -> str:
     of = f" of {seen.ranks_expected}" if seen.ranks_expected else ""
     words = [f"confidence {diagnosis.confidence:.2f}"]
     if seen.ranks_reporting or of:
-        words.append(f"{seen.ranks_reporting}{of} ranks report")
+        one = seen.ranks_reporting == 1 and not of
+        words.append("1 rank reports" if one else f"{seen.ranks_reporting}{of} ranks report")
     if diagnosis.attempts > 1:
         words.append(f"attempt {diagnosis.attempt + 1} of {diagnosis.attempts}")
     return ", ".join(words)
@@ -123,9 +125,10 @@ def action_text(diagnosis: Diagnosis) -> str:
 
 
 def sentence(text: str) -> str:
-    """First letter large, one full stop."""
+    """First letter large unless it begins a name (`node-05`), one full stop."""
     text = text.strip().rstrip(".")
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    word = text.split(" ")[0].rstrip(",:;")
+    return f"{text[:1].upper() if word.isalpha() else text[:1]}{text[1:]}." if text else ""
 
 
 def exports(diagnosis: Diagnosis) -> list[str]:
