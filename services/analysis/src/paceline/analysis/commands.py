@@ -58,7 +58,7 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
     from paceline.analysis.adapters.catalog import ADAPTERS
     from paceline.analysis.adapters.model import UnusableInput
     from paceline.analysis.adapters.reading import read_inputs
-    from paceline.analysis.diagnosis.case import split_attempts
+    from paceline.analysis.diagnosis.attempts import split_attempts
     from paceline.analysis.diagnosis.progress import watching
     from paceline.analysis.diagnosis.redact import Redactor
     from paceline.analysis.diagnosis.run import answer

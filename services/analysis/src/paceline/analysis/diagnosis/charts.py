@@ -13,6 +13,7 @@ from paceline.contracts.verdicts import VICTIMS_MAX
 GROUPS_DRAWN = 4
 ROWS_DRAWN = 12  # of one group
 BARS_OF_ROW = 12
+READABLE = 540  # pixels below which a chart scrolls instead of shrinking
 _CELL, _LABEL, _WIDTH, _ROW = 18, 116, 720, 22
 _STATES = {
     "blame": "to blame",
@@ -246,7 +247,8 @@ def _short(ranks: list[int]) -> str:
 
 def _svg(width: float, height: float, label: str, parts: list[str]) -> str:
     body = "".join(parts)
-    box = f'viewBox="0 0 {width:g} {height:g}" style="max-width:{width:g}px"'
+    size = f"max-width:{width:g}px;min-width:{min(width, READABLE):g}px"
+    box = f'viewBox="0 0 {width:g} {height:g}" style="{size}"'
     return f'<div class="scroll"><svg {box} role="img" aria-label="{escape(label)}">{body}</svg></div>'
 
 

@@ -48,7 +48,7 @@ pre{background:var(--panel);border:1px solid var(--line);border-radius:6px;paddi
 .origins{display:block;color:var(--dim);font:.8125em/1.5 ui-monospace,monospace}
 .against{color:var(--dim)}
 figure{margin:.8em 0 1.4em}figcaption{font-size:.875rem}
-.scroll{overflow-x:auto}svg{display:block;width:100%;min-width:300px;height:auto}
+.scroll{overflow-x:auto}svg{display:block;width:100%;height:auto}
 svg text{font:11px ui-monospace,monospace;fill:var(--ink)}
 svg text.axis{fill:var(--dim)}svg text.end{text-anchor:end}svg text.strong{fill:var(--bad);font-weight:700}
 .grid{stroke:var(--paper);stroke-width:2;fill:none}
