@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
 from tests.incidents.score import CASES, POINTS_MAX, TARGETS, Score, score_all
 
 SHARE_MIN = 0.9
@@ -35,8 +36,8 @@ def test_no_machine_is_touched_for_software(results: Sequence[tuple[Score, dict[
 
 def test_answers_are_whole(results: Sequence[tuple[Score, dict[str, Any]]]) -> None:
     wanted = {
-        "class", "sub_reason", "roots", "victims", "communicator", "operation", "owner", "action", "confidence",
-        "coverage", "evidence", "summary",
+        "class", "sub_reason", "roots", "victims", "communicator", "operation", "owner", "action",
+        "confidence", "coverage", "evidence", "summary",
     }  # fmt: skip
     for score, answer in results:
         assert wanted <= set(answer), score.case

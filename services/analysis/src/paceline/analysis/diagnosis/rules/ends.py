@@ -37,7 +37,7 @@ _BY_PEER = re.compile(
     r"DistBackendError|DistStoreError|"
     r"DistNetworkError|ChildFailedError|[Ww]atchdog|[Tt]imed ?out|TimeoutError|Application timeout|"
     r"KeyboardInterrupt|SystemExit|"
-    r"SignalException|RayActorError|ActorDiedError|collective|more than 1EB|barrier|"
+    r"SignalException|RayActorError|ActorDiedError|collective|more than 1EB|[Bb]arrier|"
     r"Broken process pool|EOFError"
 )
 _OWN = (

@@ -24,7 +24,7 @@ _BUSY = 50.0  # % of utilisation: clocks of idle GPUs are low by design
 
 
 def slowed_device(case: Case) -> Finding | None:
-    """A GPU that says it slows itself down (a software power cap alone says nothing), or runs hot and slow."""
+    """A GPU that says it slows itself down, or runs hot and slow; a software power cap says nothing."""
     if complaining(case):
         return None
     facts = [f for f in case.of(SettingSeen) if f.name == "clock_event_reason" and f.value in _SLOWDOWNS]
