@@ -1,11 +1,12 @@
-"""The score of `paceline diagnose` on the incidents: `python -m tests.incidents.score [CASE...] [--json]`.
+"""The score of `paceline diagnose` on incidents: `python -m tests.incidents.score [CASE...] [--variants]`.
 
 For each case 1 point for a class that counts as right, 1 for the first cause and no victim (or a refusal
 where that is right), 1 for the operation or phase; 2 points less for a victim named as first cause, and for
 an action on a machine where the case is no communication fault and its answer asks for none.
 
 Answers stand in `case.json`; `targets.json` says where an answer is a sentence which fields name it. The
-diagnosis sees a copy of the case without both, under a name that says nothing.
+diagnosis sees a copy of the case without both, under a name that says nothing. `variants` are further cases
+of the same kinds, each with its own `target.json`.
 """
 
 import argparse
@@ -22,8 +23,9 @@ from paceline.analysis.diagnosis import diagnose
 
 HERE = Path(__file__).parent
 CASES = HERE / "cases"
+VARIANTS = HERE / "variants"
 TARGETS: dict[str, dict[str, Any]] = json.loads((HERE / "targets.json").read_text("utf-8"))
-ANSWERS = ("case.json", "expect.json")  # never part of the input
+ANSWERS = ("case.json", "expect.json", "target.json")  # never part of the input
 NODE_ACTIONS = ("replace_node", "reset_gpu")
 POINTS_MAX = 3
 LABELS = {  # the classes of a verdict in the words of the cases
@@ -52,14 +54,21 @@ class Score:
         return self.klass + self.root + self.operation - 2 * self.victim - 2 * self.node_action
 
 
+def variant_names() -> list[str]:
+    """Every case of `variants`, sorted."""
+    return sorted(path.parent.name for path in VARIANTS.glob("*/case.json"))
+
+
 def score_case(name: str) -> tuple[Score, dict[str, Any]]:
-    """Score and answer of one case."""
-    case = json.loads((CASES / name / "case.json").read_text("utf-8"))
+    """Score and answer of one case, of either folder."""
+    place = CASES / name if name in TARGETS else VARIANTS / name
+    case = json.loads((place / "case.json").read_text("utf-8"))
+    target = TARGETS.get(name) or json.loads((place / "target.json").read_text("utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         inputs = Path(folder) / "inputs"
-        shutil.copytree(CASES / name, inputs, ignore=shutil.ignore_patterns(*ANSWERS))
+        shutil.copytree(place, inputs, ignore=shutil.ignore_patterns(*ANSWERS))
         answer = json.loads(json.dumps(diagnose([str(inputs)])[-1].as_json()))
-    return score_answer(name, case, TARGETS[name], answer), answer
+    return score_answer(name, case, target, answer), answer
 
 
 def score_answer(name: str, case: dict[str, Any], target: dict[str, Any], answer: dict[str, Any]) -> Score:
@@ -165,10 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help="beginnings of names; all where none")
     parser.add_argument("--json", action="store_true", help="print the answers")
+    parser.add_argument("--variants", action="store_true", help="the cases of `variants`")
     options = parser.parse_args(arguments)
     names = [
         name
-        for name in sorted(TARGETS)
+        for name in (variant_names() if options.variants else sorted(TARGETS))
         if not options.cases or any(name.startswith(begin) for begin in options.cases)
     ]
     scores = []
