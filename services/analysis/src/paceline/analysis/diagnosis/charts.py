@@ -13,8 +13,8 @@ from paceline.contracts.verdicts import VICTIMS_MAX
 GROUPS_DRAWN = 4
 ROWS_DRAWN = 12  # of one group
 BARS_OF_ROW = 12
-READABLE = 540  # pixels below which a chart scrolls instead of shrinking
-_CELL, _LABEL, _WIDTH, _ROW = 18, 116, 720, 22
+READABLE = 420  # pixels below which a chart scrolls instead of shrinking
+_CELL, _LABEL, _WIDTH, _ROW = 18, 108, 560, 22
 _STATES = {
     "blame": "to blame",
     "waits": "only waited",
@@ -67,7 +67,7 @@ def rank_map(picture: Picture, roles: Roles) -> str:
     grid += "".join(f"M{left} {row * _CELL}H{left + columns * _CELL}" for row in range(1, rows))
     parts.append(f'<path class="grid" d="{grid}"/>')
     width = left + columns * _CELL + 2
-    return _svg(width, rows * _CELL, f"Rank map: {_map_words(picture, roles)}", parts)
+    return _svg(width, rows * _CELL, f"Rank map: {_map_words(picture, roles)}", parts, least=0)
 
 
 def legend(picture: Picture, roles: Roles) -> str:
@@ -245,9 +245,9 @@ def _short(ranks: list[int]) -> str:
     return text if len(text) <= 14 else f"{len(ranks)} ranks"
 
 
-def _svg(width: float, height: float, label: str, parts: list[str]) -> str:
+def _svg(width: float, height: float, label: str, parts: list[str], least: int = READABLE) -> str:
     body = "".join(parts)
-    size = f"max-width:{width:g}px;min-width:{min(width, READABLE):g}px"
+    size = f"max-width:{1.25 * width:g}px;min-width:{least}px"
     box = f'viewBox="0 0 {width:g} {height:g}" style="{size}"'
     return f'<div class="scroll"><svg {box} role="img" aria-label="{escape(label)}">{body}</svg></div>'
 
