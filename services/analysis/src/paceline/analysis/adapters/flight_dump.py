@@ -184,7 +184,7 @@ def _whole(value: Any) -> int:
         return int(bool(value))
     if isinstance(value, str):
         value = value.strip()
-        return int(value) if value.lstrip("-").isdigit() and len(value) < 19 else 0
+        return int(value) if value.lstrip("-").isdecimal() and len(value) < 19 else 0
     if isinstance(value, int):
         return value if -(1 << 62) < value < 1 << 62 else 0
     return 0
@@ -312,7 +312,7 @@ def _status(
     names = {number: groups[at].name for number, at in by_id.items() if at < len(groups)}
     rest = [number for number, _ in ids if number not in names]
     left = [group.name for group in groups if group.name not in names.values()]
-    if len(rest) == len(left) and (len(left) == 1 or all(name.isdigit() for name in left)):
+    if len(rest) == len(left) and (len(left) == 1 or all(name.isdecimal() for name in left)):
         left.sort(key=lambda name: (len(name), name))
         names |= dict(zip(rest, left, strict=True))
     found = {}

@@ -43,6 +43,6 @@ def function_of(text: str) -> str:
     A name that is not known is returned in lower case, so that two ranks can still be compared.
     """
     bare = _PREFIX.sub("", text.strip())
-    bare = re.sub(r"\s+\d+(?:->|<-)\d+$", "", bare)  # Flight Recorder: nccl:send 1->3
+    bare = re.sub(r"\s+\d{1,18}(?:->|<-)\d{1,18}$", "", bare)  # Flight Recorder: nccl:send 1->3
     word = _NOISE.sub("", bare).lower()
     return _NAMES.get(word, word)

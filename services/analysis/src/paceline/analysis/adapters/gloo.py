@@ -4,11 +4,11 @@ process ended. What follows in the same process is only the consequence."""
 import re
 from collections.abc import Iterator
 
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.facts import Fact, GlooFailure, GlooKind
 
-_TIMED_OUT = re.compile(r"Timed out waiting (?P<ms>\d+)ms for (?P<direction>recv|send) operation")
-_PEER = re.compile(r"\[(?P<address>[\da-fA-F.:%\w-]+)\]:(?P<port>\d+)")
+_TIMED_OUT = re.compile(r"Timed out waiting (?P<ms>\d{1,18})ms for (?P<direction>recv|send) operation")
+_PEER = re.compile(r"\[(?P<address>[\da-fA-F.:%\w-]+)\]:(?P<port>\d{1,18})")
 
 
 class GlooFailures:
@@ -19,10 +19,10 @@ class GlooFailures:
 
     def read(self, block: Block) -> Iterator[Fact]:
         line = block.line
-        kind, direction, timeout = _kind(line.text)
+        kind, direction, timeout = _kind(line.text[:LOOK_CHARS])
         if kind is None:
             return
-        peer = _PEER.search(line.text)
+        peer = _PEER.search(line.text[:LOOK_CHARS])
         yield GlooFailure(
             origin=line.origin,
             speaker=line.speaker,
@@ -47,6 +47,8 @@ def _kind(text: str) -> tuple[GlooKind | None, str, int | None]:
         return GlooKind.CLOSED, "", None
     if "gloo" in text and ("Connection reset by peer" in text or "Broken pipe" in text):
         return GlooKind.RESET, "", None
-    if "gloo" in text and ("onnect timeout" in text or "connect() timed out" in text or "Connection refused" in text):
+    if "gloo" in text and (
+        "onnect timeout" in text or "connect() timed out" in text or "Connection refused" in text
+    ):
         return GlooKind.CONNECT, "", None
     return None, "", None

@@ -7,7 +7,7 @@ and state of every port), `ib_rate` (device and rate).
 import re
 from collections.abc import Iterator
 
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.adapters.process_errors import base_of
 from paceline.analysis.facts import Fact, NetworkFailure, NetworkKind, SettingSeen
 
@@ -38,7 +38,7 @@ class PciSwitches:
         self._file, self._line, self._device = "", 0, ""
 
     def read(self, block: Block) -> Iterator[Fact]:
-        origin, text = block.line.origin, block.line.text
+        origin, text = block.line.origin, block.line.text[:LOOK_CHARS]
         if origin.file != self._file or origin.line < self._line:
             self._device = ""
         self._file, self._line = origin.file, origin.line
@@ -63,7 +63,7 @@ class NetworkPorts:
         self._file, self._line, self._device, self._port = "", 0, "", ""
 
     def read(self, block: Block) -> Iterator[Fact]:
-        origin, text = block.line.origin, block.line.text
+        origin, text = block.line.origin, block.line.text[:LOOK_CHARS]
         if origin.file != self._file or origin.line < self._line:
             self._device = self._port = ""
         self._file, self._line = origin.file, origin.line
@@ -87,6 +87,8 @@ class NetworkPorts:
 
     def _state(self, block: Block, device: str, port: str, state: str) -> Iterator[Fact]:
         value = f"{device}/{port} {state.lower()}"
-        yield SettingSeen(**base_of(block), name="ib_port", value=value, text=block.line.text.strip()[:300])
+        yield SettingSeen(
+            **base_of(block), name="ib_port", value=value, text=block.line.text[:LOOK_CHARS].strip()[:300]
+        )
         if state.lower() not in _UP:
             yield NetworkFailure(**base_of(block), kind=NetworkKind.PORT, device=device, text=value)

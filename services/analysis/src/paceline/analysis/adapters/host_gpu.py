@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.analysis.adapters.kernel_log import normal_pci
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.adapters.process_errors import base_of
 from paceline.analysis.facts import Fact, SampleRow, SettingSeen
 
@@ -44,7 +44,7 @@ class SmiSections:
         self._lifetime = False
 
     def read(self, block: Block) -> Iterator[Fact]:
-        origin, text = block.line.origin, block.line.text
+        origin, text = block.line.origin, block.line.text[:LOOK_CHARS]
         if origin.file != self._file or origin.line < self._line:
             self._file, self._gpu, self._lifetime = origin.file, "", False
         self._line = origin.line
@@ -64,7 +64,7 @@ class SmiSections:
     def _setting(self, name: str, value: str) -> str:
         if name in _REASONS:
             return _CLOCK if value == "Active" else ""
-        if _UNCORRECTABLE.fullmatch(name) and value.isdigit() and int(value[:18]) > 0:
+        if _UNCORRECTABLE.fullmatch(name) and value.isdecimal() and int(value[:18]) > 0:
             return "ecc_uncorrectable_lifetime" if self._lifetime else "ecc_uncorrectable"
         if name == "Pending" and value == "Yes":
             return "remap_pending"
@@ -82,7 +82,7 @@ class DeviceQueues:
     needles = ("gpu ",)
 
     def read(self, block: Block) -> Iterator[Fact]:
-        found = _QUEUE.match(block.line.text)
+        found = _QUEUE.match(block.line.text[:LOOK_CHARS])
         if not found or "=" not in found["words"]:
             return
         numbers: dict[str, float] = {"gpu": float(found["gpu"])}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.analysis.adapters.kernel_log import normal_pci
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.adapters.process_errors import base_of
 from paceline.analysis.facts import Fact, Group, Membership, SampleRow
 
@@ -43,7 +43,7 @@ class BandwidthTables:
     needles = ("algbw", "#bytes", "Avg bus bandwidth", "Rank")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text
+        text = block.line.text[:LOOK_CHARS]
         if found := _AVERAGE.search(text):
             numbers = {"average_busbw_gbps": float(found["value"])}
             yield SampleRow(**base_of(block), kind="nccl_tests", numbers=numbers)
@@ -77,7 +77,7 @@ class ProcessTables:
     needles = ("PID", "load average")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text
+        text = block.line.text[:LOOK_CHARS]
         if found := _LOAD.search(text):
             numbers = {"load": float(found["load"])}
             if cores := _CORES.search(text):
@@ -94,8 +94,8 @@ def _rows(block: Block, columns: Sequence[str], kind: str) -> Iterator[Fact]:
     """One fact for each line below the header that has as many fields, until the table ends."""
     last_is_text = columns[-1:] == ["command"]
     for line in list(block.after)[:ROWS_MAX]:
-        text = line.text.strip()
-        if not text or not (text[0].isdigit() or (last_is_text and kind == "processes")):
+        text = line.text[:LOOK_CHARS].strip()
+        if not text or not (text[0].isdecimal() or (last_is_text and kind == "processes")):
             if text.startswith("#") or not text:
                 continue
             break

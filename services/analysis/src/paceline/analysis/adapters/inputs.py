@@ -155,7 +155,7 @@ def _natural(name: str) -> tuple[object, ...]:
     parts: list[object] = []
     digits = ""
     for character in name:
-        if character.isdigit():
+        if character.isdecimal():
             digits += character
             continue
         if digits:

@@ -79,7 +79,7 @@ def _is_nested(value: Any) -> bool:
 def _rank_key(key: str) -> str:
     """The digits of `3`, `rank3` or `rank_3`, else nothing."""
     digits = key.removeprefix("rank").strip("_- ")
-    return digits if digits.isascii() and digits.isdigit() else ""
+    return digits if digits.isascii() and digits.isdecimal() else ""
 
 
 def _is_column(value: Any) -> bool:

@@ -8,22 +8,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.facts import DeviceEvent, Fact, HostKill
 
 OFF_THE_BUS = 79
 _PCI = r"(?:PCI:)?(?P<pci>[\da-fA-F]{4,8}:[\da-fA-F]{2}:[\da-fA-F]{2}(?:\.[\da-fA-F])?)"
-_XID = re.compile(r"Xid \(" + _PCI + r"(?: GPU-I:\d+)?\): (?P<code>\d{1,4})(?:, (?P<rest>.*))?")
-_PROCESS = re.compile(r"pid='?(?P<pid>\d+|<unknown>)'?(?:, name='?(?P<name>[^,']*)'?)?(?:, )?")
+_XID = re.compile(r"Xid \(" + _PCI + r"(?: GPU-I:\d{1,18})?\): (?P<code>\d{1,4})(?:, (?P<rest>.*))?")
+_PROCESS = re.compile(r"pid='?(?P<pid>\d{1,18}|<unknown>)'?(?:, name='?(?P<name>[^,']*)'?)?(?:, )?")
 _LINK = re.compile(r"\bLink (?P<link>\d{1,3})\b")
 _SEVERITY = re.compile(r"\b(Fatal|Nonfatal)\b")
-_RECOVERY = re.compile(r"GPU recovery action changed from 0x[\da-fA-F]+ \([^)]*\) to 0x[\da-fA-F]+ \((?P<action>[^)]*)\)")
-_SWITCH = re.compile(
-    r"nvidia-nvswitch(?P<switch>\d+): SXid \(" + _PCI + r"\): (?P<code>\d{4,6}),? ?(?P<rest>.*)"
+_RECOVERY = re.compile(
+    r"GPU recovery action changed from 0x[\da-fA-F]+ \([^)]*\) to 0x[\da-fA-F]+ \((?P<action>[^)]*)\)"
 )
-_OFF = re.compile(r"GPU (?:at )?" + _PCI + r".*fallen off the bus|NVIDIA GPU " + _PCI.replace("<pci>", "<other>"))
-_KILLED = re.compile(r"(?:Out of memory: )?Kill(?:ed)? process (?P<pid>\d+)(?:,? ?\((?P<name>[^)]*)\))?")
-_OOM_KILL = re.compile(r"oom-kill:.*?task=(?P<name>[^,]+),pid=(?P<pid>\d+)")
+_SWITCH = re.compile(
+    r"nvidia-nvswitch(?P<switch>\d{1,18}): SXid \(" + _PCI + r"\): (?P<code>\d{4,6}),? ?(?P<rest>.*)"
+)
+_OFF = re.compile(
+    r"GPU (?:at )?" + _PCI + r".*fallen off the bus|NVIDIA GPU " + _PCI.replace("<pci>", "<other>")
+)
+_KILLED = re.compile(r"(?:Out of memory: )?Kill(?:ed)? process (?P<pid>\d{1,18})(?:,? ?\((?P<name>[^)]*)\))?")
+_OOM_KILL = re.compile(r"oom-kill:.*?task=(?P<name>[^,]+),pid=(?P<pid>\d{1,18})")
 
 
 class DeviceEvents:
@@ -33,13 +37,13 @@ class DeviceEvents:
     needles = ("Xid (", "fallen off the bus", "NVIDIA GPU ")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text
+        text = block.line.text[:LOOK_CHARS]
         if found := _SWITCH.search(text):
             yield self._switch(block, found)
         elif found := _XID.search(text):
             yield self._xid(block, found)
         elif found := _OFF.search(text):
-            words = " ".join([text, *(line.text for line in list(block.after)[:4])])
+            words = " ".join([text, *(line.text[:LOOK_CHARS] for line in list(block.after)[:4])])
             if "fallen off the bus" in words:
                 pci = normal_pci(found["pci"] or found["other"])
                 yield DeviceEvent(**_base(block, pci), code=OFF_THE_BUS, implied=True, text=text[:500])
@@ -47,7 +51,7 @@ class DeviceEvents:
     def _xid(self, block: Block, found: re.Match[str]) -> DeviceEvent:
         rest = found["rest"] or ""
         process = _PROCESS.search(rest)
-        pid = int(process["pid"][:9]) if process and process["pid"].isdigit() else None
+        pid = int(process["pid"][:9]) if process and process["pid"].isdecimal() else None
         name = (process["name"] or "") if process else ""
         severity, link, recovery = _SEVERITY.search(rest), _LINK.search(rest), _RECOVERY.search(rest)
         base = _base(block, normal_pci(found["pci"]))
@@ -65,7 +69,13 @@ class DeviceEvents:
     def _switch(self, block: Block, found: re.Match[str]) -> DeviceEvent:
         rest = found["rest"]
         link = _LINK.search(rest)
-        severity = "Nonfatal" if re.search(r"non-?fatal", rest, re.IGNORECASE) else "Fatal" if "Fatal" in rest else ""
+        severity = (
+            "Nonfatal"
+            if re.search(r"non-?fatal", rest, re.IGNORECASE)
+            else "Fatal"
+            if "Fatal" in rest
+            else ""
+        )
         base = _base(block, normal_pci(found["pci"]))
         return DeviceEvent(
             **base,
@@ -85,7 +95,7 @@ class HostKills:
     needles = ("Killed process", "Kill process", "oom-kill:")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text
+        text = block.line.text[:LOOK_CHARS]
         found = _OOM_KILL.search(text) or (_KILLED.search(text) if "emory" in text or "oom" in text else None)
         if found:
             base = _base(block, "")

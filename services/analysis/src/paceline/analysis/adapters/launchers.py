@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.adapters.process_errors import base_of
 from paceline.analysis.adapters.torch_reports import ranks_of
 from paceline.analysis.facts import Fact, HostKill, PhaseKind, PhaseSeen, ProcessEnd
@@ -66,7 +66,7 @@ class SlurmEnds:
     needles = ("srun: error", "slurmstepd", "oom_kill event", "oom-kill event", "*** JOB", "*** STEP")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text, base = block.line.text, base_of(block)
+        text, base = block.line.text[:LOOK_CHARS], base_of(block)
         if found := _SRUN.search(text):
             yield from self._tasks(base, found, text)
         elif found := _SRUN_NODE.search(text):
@@ -114,7 +114,7 @@ class KubernetesEnds:
         self._file, self._line, self._pod, self._node = "", 0, "", ""
 
     def read(self, block: Block) -> Iterator[Fact]:
-        origin, text = block.line.origin, block.line.text
+        origin, text = block.line.origin, block.line.text[:LOOK_CHARS]
         if origin.file != self._file or origin.line < self._line:
             self._pod = self._node = ""
         self._file, self._line = origin.file, origin.line
@@ -155,14 +155,14 @@ class RayEnds:
     )
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text, base = block.line.text, base_of(block)
+        text, base = block.line.text[:LOOK_CHARS], base_of(block)
         if not _RAY.search(text):
             return
         fields: dict[str, str] = {}
         for line in list(block.after)[:12]:
-            if found := _RAY_FIELD.match(line.text):
+            if found := _RAY_FIELD.match(line.text[:LOOK_CHARS]):
                 fields.setdefault(found["key"], found["value"])
-        pid = int(fields["pid"]) if fields.get("pid", "x").isdigit() and len(fields["pid"]) < 10 else None
+        pid = int(fields["pid"]) if fields.get("pid", "x").isdecimal() and len(fields["pid"]) < 10 else None
         speaker = base["speaker"]
         base["speaker"] = replace(speaker, pid=pid or speaker.pid, host=fields.get("ip") or speaker.host)
         if _RAY_MEMORY.search(text):
@@ -178,7 +178,7 @@ class CleanEnds:
     needles = ("successfully finished", "group finished", "destroy_process_group")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text
+        text = block.line.text[:LOOK_CHARS]
         if _FINISHED.search(text):
             yield ProcessEnd(**base_of(block), exit_code=0, clean=True, text=text[:500])
         elif _DESTROY.search(text) and 'File "' not in text:

@@ -7,6 +7,7 @@ from typing import Protocol
 from paceline.analysis.facts import Fact, Line
 
 LOOKAHEAD_LINES = 64  # longest block that belongs to one line (desync reports, stacks)
+LOOK_CHARS = 8_192  # of a line that messages are looked for in: a search that is quadratic stays short
 LINE_CHARS_MAX = 65_536  # longer lines are cut and counted
 DOCUMENT_BYTES_MAX = 256 << 20  # larger documents are refused by name
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.analysis.adapters.functions import function_of
 from paceline.analysis.adapters.kernel_log import normal_pci
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.facts import (
     CallSeen,
     Fact,
@@ -25,36 +25,40 @@ from paceline.analysis.facts import (
 
 _DEVICE = re.compile(r"^\[(\d{1,3})\] ")
 _INIT = re.compile(
-    r"ncclCommInitRank(?:Config|Scalable)?\b.* comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d+) nranks (?P<size>\d+)"
-    r"(?: cudaDev (?P<device>\d+))?(?: nvmlDev \d+)?(?: busId (?P<bus>[\da-fA-F]+))?(?: commId (?P<id>0x[\da-fA-F]+))?"
+    r"ncclCommInitRank(?:Config|"
+    r"Scalable)?\b.* comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d{1,18}) nranks (?P<size>\d{1,18})"
+    r"(?: cudaDev (?P<device>\d{1,18}))?(?: nvmlDev \d{1,18})?(?: busId (?P<bus>[\da-fA-F]+))?(?: commId (?P<id>0x[\da-fA-F]+))?"
     r".*? - Init (?P<stage>START|COMPLETE)"
 )
 _OLD_INIT = re.compile(
-    r"comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d+) nranks (?P<size>\d+) cudaDev (?P<device>\d+)"
+    r"comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d{1,18}) nranks (?P<size>\d{1,18}) cudaDev (?P<device>\d{1,18})"
     r"(?: busId (?P<bus>[\da-fA-F]+))? - Init (?P<stage>START|COMPLETE)"
 )
 _CALL = re.compile(
     r"(?P<function>[A-Z][A-Za-z]+): opCount (?P<count>[\da-fA-F]+) sendbuff \S+ recvbuff \S+ (?:acc \S+ )?count "
-    r"(?P<elements>\d+) datatype (?P<dtype>\d+) op (?P<op>\d+) root (?P<root>-?\d+) comm (?P<comm>0x[\da-fA-F]+)"
-    r" \[nranks=(?P<size>\d+)\]"
+    r"(?P<elements>\d{1,18}) datatype (?P<dtype>\d{1,18}) op (?P<op>\d{1,18}) root (?P<root>-?\d{1,18}) comm (?P<comm>0x[\da-fA-F]+)"
+    r" \[nranks=(?P<size>\d{1,18})\]"
 )
 _COMPLETION = re.compile(
-    r"Got completion from peer (?P<peer>\S+?)(?:<(?P<port>\d+)>)? with (?:error (?P<error>\d+)|status=(?P<status>\d+)|"
-    r"status=\w+\((?P<named>\d+)\))"
+    r"Got completion from peer (?P<peer>[^\s<]{1,128})(?:<(?P<port>\d{1,18})>)? with (?:error (?P<error>\d{1,18})|status=(?P<status>\d{1,18})|"
+    r"status=\w+\((?P<named>\d{1,18})\))"
 )
 _HCA = re.compile(r"\bhca (?P<hca>[\w.-]+)")
 _EVENT = re.compile(
-    r"(?:Got async event\s*: |(?P<device>[\w.-]+):\d+ (?:Got async (?:error )?event|async fatal event)(?: on (?:CQ|QP|SRQ))?[^:]*: )"
+    r"(?:Got async event\s*: |(?P<device>[\w.-]+):\d{1,18} (?:Got async (?:error )?event|"
+    r"async fatal event)(?: on (?:CQ|QP|SRQ))?[^:]*: )"
     r"(?P<event>.+)"
 )
 _OPEN = re.compile(r"Unable to open device (?P<device>[\w.-]+)")
-_TRUNCATED = re.compile(r"message truncated : receiving (?P<a>\d+) bytes instead of (?P<b>\d+)")
-_OFI = re.compile(r"NET/OFI.*(?:completed with error|Request .*error|Received completion error)", re.IGNORECASE)
+_TRUNCATED = re.compile(r"message truncated : receiving (?P<a>\d{1,18}) bytes instead of (?P<b>\d{1,18})")
+_OFI = re.compile(
+    r"NET/OFI.{0,300}?(?:completed with error|Request .*error|Received completion error)", re.IGNORECASE
+)
 _CONNECT = re.compile(
-    r"(?:[Cc]onnect(?:ing)? to|Call to (?:connect|recv|recvfrom|send)(?: (?:from|to))?) (?P<peer>[\w.:\[\]%-]{3,80}(?:<\d+>)?)"
+    r"(?:[Cc]onnect(?:ing)? to|Call to (?:connect|recv|recvfrom|send)(?: (?:from|to))?) (?P<peer>[\w.:\[\]%-]{3,80}(?:<\d{1,18}>)?)"
     r".{0,40}(?:failed|timed out|refused)"
 )
-_VERSION = re.compile(r"^(?:\[\d+\] )?(?:NCCL INFO )?NCCL version (?P<version>[\d.]+)")
+_VERSION = re.compile(r"^(?:\[\d{1,18}\] )?(?:NCCL INFO )?NCCL version (?P<version>[\d.]+)")
 _ENVIRONMENT = re.compile(r"(?P<name>NCCL_[A-Z0-9_]+) set by environment to (?P<value>\S+)")
 _DTYPES = {0: "int8", 1: "uint8", 2: "int32", 3: "uint32", 4: "int64", 5: "uint64", 6: "float16", 7: "float32", 8: "float64", 9: "bfloat16"}  # fmt: skip
 _OPS = {0: "sum", 1: "prod", 2: "max", 3: "min", 4: "avg"}
@@ -67,13 +71,15 @@ class NcclMembers:
     needles = ("Init START", "Init COMPLETE")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        found = _INIT.search(block.line.text) or _OLD_INIT.search(block.line.text)
+        found = _INIT.search(block.line.text[:LOOK_CHARS]) or _OLD_INIT.search(block.line.text[:LOOK_CHARS])
         if not found:
             return
         bus = found["bus"] or ""
         base = base_of(block)
         gpu = _gpu_of_bus(bus)
-        base["speaker"] = replace(base["speaker"], group_rank=int(found["rank"]), gpu=gpu or base["speaker"].gpu)
+        base["speaker"] = replace(
+            base["speaker"], group_rank=int(found["rank"]), gpu=gpu or base["speaker"].gpu
+        )
         name = found.groupdict().get("id") or ""
         yield Membership(
             **base,
@@ -90,7 +96,7 @@ class NcclCalls:
     needles = (": opCount ",)
 
     def read(self, block: Block) -> Iterator[Fact]:
-        found = _CALL.search(block.line.text)
+        found = _CALL.search(block.line.text[:LOOK_CHARS])
         if not found:
             return
         function = function_of(found["function"])
@@ -113,7 +119,7 @@ class NcclNetwork:
     needles = ("Got completion from peer", "async", "Unable to open device", "message truncated", "onnection closed by remote peer", "mismatch error", "collective mismatch", "socket", "NET/OFI", "onnect", "Call to ")  # fmt: skip
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text
+        text = block.line.text[:LOOK_CHARS]
         if "NCCL" not in text and "NET/" not in text:
             return
         base = base_of(block)
@@ -150,16 +156,16 @@ class NcclSettings:
     needles = ("NCCL version", "set by environment to")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        if found := _VERSION.search(block.line.text):
+        if found := _VERSION.search(block.line.text[:LOOK_CHARS]):
             yield SettingSeen(**base_of(block), name="nccl_version", value=found["version"])
-        elif found := _ENVIRONMENT.search(block.line.text):
+        elif found := _ENVIRONMENT.search(block.line.text[:LOOK_CHARS]):
             yield SettingSeen(**base_of(block), name=found["name"], value=found["value"])
 
 
 def base_of(block: Block) -> dict[str, Any]:
     """The fields of every fact; the CUDA device of the line as GPU where no address is known."""
     line = block.line
-    device = _DEVICE.match(line.text)
+    device = _DEVICE.match(line.text[:LOOK_CHARS])
     speaker = line.speaker
     if device and not speaker.gpu:
         speaker = replace(speaker, local_rank=int(device[1]))

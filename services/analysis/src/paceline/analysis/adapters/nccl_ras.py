@@ -184,7 +184,7 @@ class RasText:
             yield from error_fact(self._base(block, speaker), (found["error"] or self._value).strip())
         elif self._section == "missing":
             yield self._counted(block, speaker, missing="no_data")
-        elif self._section == "counts" and self._value.isdigit():
+        elif self._section == "counts" and self._value.isdecimal():
             yield self._counted(block, speaker, launched=int(self._value))
 
     def _standing(self, block: Block, speaker: Speaker, status: str) -> Fact:
@@ -230,7 +230,7 @@ def snapshot_of(block: Block, index: int) -> int:
 def speaker_of_process(speaker: Speaker, found: re.Match[str]) -> Speaker:
     """The process that `Process P on node H managing GPU g` names."""
     gpus = found["gpus"].strip()
-    alone = gpus.isdigit() and len(gpus) < 5 and not found["nvml"]
+    alone = gpus.isdecimal() and len(gpus) < 5 and not found["nvml"]
     return replace(
         speaker,
         rank=None,

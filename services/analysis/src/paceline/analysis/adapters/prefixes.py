@@ -13,18 +13,18 @@ from paceline.analysis.facts import Clock, Line, Origin, Speaker
 
 _MONTHS = {name: index for index, name in enumerate(calendar.month_abbr) if name}
 _GLOG = re.compile(
-    r"\[([EWIFC])\s?(?:(?P<month>\d{1,2})(?P<day>\d{2}) )?(?P<time>\d{2}:\d{2}:\d{2}(?:\.\d+)?)? ?(?:\d+ )?"
-    r"[\w./-]+\.(?:cpp|cc|h|hpp|cu)(?::\d*)?\]"
+    r"\[([EWIFC])\s?(?:(?P<month>\d{1,2})(?P<day>\d{2}) )?(?P<time>\d{2}:\d{2}:\d{2}(?:\.\d{1,18})?)? ?(?:\d{1,18} )?"
+    r"[\w./-]{1,200}\.(?:cpp|cc|h|hpp|cu)(?::\d*)?\]"
 )
 _RAY = re.compile(
-    r"\((?P<actor>[\w.:\[\]=-]+)(?: |,)[^()]{0,80}?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:-]+))?\)\s?"
+    r"\((?P<actor>[\w.:\[\]=-]+)(?: |,)[^()]{0,80}?pid=(?P<pid>\d{1,18})(?:, ip=(?P<ip>[\w.:-]+))?\)\s?"
 )
-_RAY_REPEATED = re.compile(r"\s*\[repeated (\d+)x across cluster\].*$")
-_ACTOR_RANK = re.compile(r"^[\w.]{1,80}\[rank=(\d+)\]:\s?")
+_RAY_REPEATED = re.compile(r"\[repeated (\d{1,9})x across cluster\]")
+_ACTOR_RANK = re.compile(r"^[\w.]{1,80}\[rank=(\d{1,18})\]:\s?")
 _KUBELET = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ")
 _DATE = re.compile(
     r"^(?:\[(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\] (?=[\d\[]))?\[?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T_ "
-    r"](?P<time>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?\]?[:,]? ?"
+    r"](?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,18})?)(?:Z|[+-]\d\d:?\d\d)?\]?[:,]? ?"
 )
 _WEEKDAY = re.compile(
     r"^\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) "
@@ -34,18 +34,18 @@ _WEEKDAY = re.compile(
 _SYSLOG = re.compile(
     r"^(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d) (?P<host>[\w.-]+) kernel: ?"
 )
-_CLOCK = re.compile(r"^(?P<time>\d\d:\d\d:\d\d(?:[.,]\d+)?)\s+")
+_CLOCK = re.compile(r"^(?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,18})?)\s+")
 _BOOT = re.compile(r"^\[ *(?P<time>\d{1,9}\.\d{1,9})\] ?")
-_START = re.compile(r"^t= *(?P<time>\d+(?:\.\d+)?)s ")
-_DEFAULT = re.compile(r"^\[default(\d+)\]:\s?")
-_RANK = re.compile(r"^\[rank ?(\d+)\]:?\s?|^rank ?(\d+)(?:: ?| +(?=\[))", re.IGNORECASE)
+_START = re.compile(r"^t= *(?P<time>\d{1,18}(?:\.\d{1,18})?)s ")
+_DEFAULT = re.compile(r"^\[default(\d{1,18})\]:\s?")
+_RANK = re.compile(r"^\[rank ?(\d{1,18})\]:?\s?|^rank ?(\d{1,18})(?:: ?| +(?=\[))", re.IGNORECASE)
 _LABEL = re.compile(r"^ *(\d{1,6}): (?=\S)")
-_TASK = re.compile(r"^(?:(?P<host>[\w.-]{1,64}) )?task[ =](?P<task>\d+)(?:: ?| )")
+_TASK = re.compile(r"^(?:(?P<host>[\w.-]{1,64}) )?task[ =](?P<task>\d{1,18})(?:: ?| )")
 _HOST = re.compile(
     r"^(?!(?:[Ee]poch|[Tt]rain|[Tt]est|[Ee]val|[Vv]al|[Ii]ter|[Ss]tep)\w*[: ])"
     r"(?P<host>[A-Za-z][\w.-]{0,63})[: ] ?(?=\[[\d A-Z]|NVRM|nvidia-)"
 )
-_NCCL = re.compile(r"^(?P<host>[\w.-]{1,128}):(?P<pid>\d+):\d+ (?=\[|\(|NCCL )")
+_NCCL = re.compile(r"^(?P<host>[\w.-]{1,128}):(?P<pid>\d{1,18}):\d{1,18} (?=\[|\(|NCCL )")
 _STEPS_MAX = 12  # prefixes in front of one message
 
 
@@ -67,7 +67,7 @@ def read_line(text: str, origin: Origin, hint: Speaker, year: int, attempt: int 
     repeated = 1
     found = _RAY_REPEATED.search(text)
     if found:
-        repeated, text = int(found[1]), text[: found.start()]
+        repeated, text = int(found[1]), text[: found.start()].rstrip()
     state = _Read(text, hint)
     for _ in range(_STEPS_MAX):
         after = _take(state, year)

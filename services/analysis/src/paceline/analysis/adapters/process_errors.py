@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.facts import Fact, Origin, ProcessEnd, ProcessFault, ProcessFaultKind
 
 K = ProcessFaultKind
 _FRAMES_MAX = 60
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
+_FRAME = re.compile(r'File "([^"]+)", line (\d{1,18})(?:, in (\S+))?')
 _EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|"
     r"OutOfMemory\w*))(?::\s?(?P<text>.*))?$"
@@ -29,12 +29,12 @@ _CUDA = (
     (re.compile(r"CUDA error: |CUDA_ERROR_[A-Z_]+|cudaError[A-Z]\w+|CUBLAS_STATUS_(?!SUCCESS)\w+|HIP "
         r"error: "), K.CUDA_OTHER),
 )  # fmt: skip
-_ELASTIC = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
-_CODE = re.compile(r"^\s*exitcode\s*:\s*(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+_ELASTIC = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d{1,18}) \(local_rank: (?P<local>\d{1,18})\)")
+_CODE = re.compile(r"^\s*exitcode\s*:\s*(?P<code>-?\d{1,18}) \(pid: (?P<pid>\d{1,18})\)")
 _HOSTNAME = re.compile(r"^\s*host\s*:\s*(?P<host>\S+)")
-_SIGNAL = re.compile(r"Signal (?P<number>\d+) \(SIG\w+\)")
+_SIGNAL = re.compile(r"Signal (?P<number>\d{1,18}) \(SIG\w+\)")
 _AGENT = re.compile(
-    r"failed \(exitcode: (?P<code>-?\d+)\)(?:,)? local_rank: (?P<local>\d+)(?: \(pid: (?P<pid>\d+)\))?"
+    r"failed \(exitcode: (?P<code>-?\d{1,18})\)(?:,)? local_rank: (?P<local>\d{1,18})(?: \(pid: (?P<pid>\d{1,18})\))?"
 )
 
 
@@ -51,7 +51,7 @@ class ProcessFaults:
         self._told: Origin | None = None  # the line that a traceback above has already given
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text.strip()
+        text = block.line.text[:LOOK_CHARS].strip()
         if block.line.origin == self._told:
             return
         if text.startswith("Traceback (most recent call last)"):
@@ -71,7 +71,7 @@ class ProcessFaults:
         """The frames belong to the exception line, which is read as such; here they are kept for stacks."""
         frames: list[str] = []
         for line in block.after:
-            text = line.text.strip()
+            text = line.text[:LOOK_CHARS].strip()
             if found := _FRAME.search(text):
                 frames.append(f"{found[1]}:{found[2]} {found[3] or ''}".strip())
             elif found := _EXCEPTION.match(text):
@@ -91,7 +91,7 @@ class ProcessEnds:
     needles = ("(local_rank: ", "failed (exitcode")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text
+        text = block.line.text[:LOOK_CHARS]
         if _ELASTIC.match(text):
             yield self._elastic(block)
         elif found := _AGENT.search(text):
@@ -101,14 +101,14 @@ class ProcessEnds:
             yield ProcessEnd(**base, **_ending(int(found["code"])), text=text[:500])
 
     def _elastic(self, block: Block) -> Fact:
-        found = _ELASTIC.match(block.line.text)
+        found = _ELASTIC.match(block.line.text[:LOOK_CHARS])
         code = signal = pid = None
         for line in list(block.after)[:6]:
-            if _ELASTIC.match(line.text):
+            if _ELASTIC.match(line.text[:LOOK_CHARS]):
                 break
-            if exit_ := _CODE.match(line.text):
+            if exit_ := _CODE.match(line.text[:LOOK_CHARS]):
                 code, pid = int(exit_["code"]), int(exit_["pid"])
-            if killed := _SIGNAL.search(line.text):
+            if killed := _SIGNAL.search(line.text[:LOOK_CHARS]):
                 signal = int(killed["number"])
         base = base_of(block)
         rank, local = (int(found["rank"]), int(found["local"])) if found else (None, None)

@@ -19,15 +19,15 @@ _LOOK_CHARS = 400  # of a line: numbers further on are metrics
 _BAR = re.compile(
     r"(?P<what>[^|\r\n]{0,80}?):?\s*\d{1,3}%(?:\|[^|]{0,200}| Completed "
     r")\|\s*(?P<done>[\d.]{1,12}[kMG]?)/(?P<total>[\d.]{1,12}[kMG]?) "
-    r"\[[\d:]+<[\d:?]+(?:,\s*(?P<rate>\d+(?:\.\d+)?|\?)\s?(?P<unit>s/\w+|\w+/s))?"
+    r"\[[\d:]+<[\d:?]+(?:,\s*(?P<rate>\d{1,18}(?:\.\d{1,18})?|\?)\s?(?P<unit>s/\w+|\w+/s))?"
 )
 _RICH = re.compile(
-    r"(?P<what>[\w /:.-]{0,80}?)\s*[━╸╺─]{3,}[━╸╺─ ]*\s*(?P<done>\d+)/(?P<total>\d+)"
+    r"(?P<what>[\w /:.-]{0,80}?)\s*[━╸╺─]{3,}[━╸╺─ ]*\s*(?P<done>\d{1,18})/(?P<total>\d{1,18})"
     r"\s+[\d:]+(?:\s*•\s*[-\d:]+)?"
-    r"(?:\s+(?P<rate>\d+(?:\.\d+)?)\s?(?P<unit>s/it|it/s))?"
+    r"(?:\s+(?P<rate>\d{1,18}(?:\.\d{1,18})?)\s?(?P<unit>s/it|it/s))?"
 )
 _OPEN = re.compile(
-    r"(?<![\d/])(?P<done>\d{1,12})it \[[\d:]+,\s*(?P<rate>\d+(?:\.\d+)?)\s?(?P<unit>s/it|it/s)"
+    r"(?<![\d/])(?P<done>\d{1,12})it \[[\d:]+,\s*(?P<rate>\d{1,18}(?:\.\d{1,18})?)\s?(?P<unit>s/it|it/s)"
 )
 _STEP = re.compile(
     r"(?<![\w/.-])(?P<front>(?:[a-z]+[ _])?)(?P<what>global[_ ]?step|iteration|iter|step"
@@ -42,8 +42,9 @@ _OTHER_STEPS = (
 )
 _NOT_PROGRESS = frozenset(_OTHER_STEPS.split())
 _INDEXED = re.compile(
-    r"(?:\bepoch\b[^\[\]]{0,12}\b\d+|\bepoch\b[^\[\]]{0,12}"
-    r"|\[\s*\d+\s*(?:/\s*\d+)?\])\s*\[\s*(?P<done>\d+)\s*/\s*(?P<total>\d+)(?:\s*\(\s*\d+%\))?\]",
+    r"(?:\bepoch\b[^\[\]]{0,12}\b\d{1,18}|\bepoch\b[^\[\]]{0,12}"
+    r"|"
+    r"\[\s*\d{1,18}\s*(?:/\s*\d{1,18})?\])\s*\[\s*(?P<done>\d{1,18})\s*/\s*(?P<total>\d{1,18})(?:\s*\(\s*\d{1,18}%\))?\]",
     re.IGNORECASE,
 )
 _EPOCH = re.compile(
@@ -55,7 +56,7 @@ _TIME = re.compile(
     r"|timing|duration)"
     r"|time per (?:iteration|iter|step|batch)|time/(?:iter|step)|\bseconds|(?<!start )(?<!end )\btime)\s*"
     r"(?:\((?P<before>ms|s|sec|seconds)\)|in (?P<inside>ms|s))?\s*[:=]?\s*"
-    r"(?P<value>\d+(?:\.\d+)?)\s?(?P<after>ms|s|sec|seconds)?(?![\w:])",
+    r"(?P<value>\d{1,18}(?:\.\d{1,18})?)\s?(?P<after>ms|s|sec|seconds)?(?![\w:])",
     re.IGNORECASE,
 )
 

@@ -7,7 +7,7 @@ no named endpoint. A store that fails later, while the job runs, is no failed st
 import re
 from collections.abc import Iterator
 
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.adapters.process_errors import base_of
 from paceline.analysis.facts import Fact, NetworkFailure, NetworkKind, SettingSeen
 
@@ -65,7 +65,7 @@ class Endpoints:
     )  # fmt: skip
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text[:2000]
+        text = block.line.text[:LOOK_CHARS]
         if found := _SERVED.search(text):
             name = "endpoint_served"
         elif _SERVICE_WORD.search(text) and (found := _USED.search(text)):
@@ -90,7 +90,7 @@ class StoreFailures:
     )  # fmt: skip
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text[:4000]
+        text = block.line.text[:LOOK_CHARS]
         if "NCCL WARN" in text:
             return
         if _LOST.search(text):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.adapters.process_errors import base_of
 from paceline.analysis.facts import Fact, Line, StackSeen
 
@@ -77,7 +77,7 @@ class Stacks:
         self._frames: deque[str] = deque(maxlen=FRAMES_MAX)
 
     def read(self, block: Block) -> Iterator[Fact]:
-        origin, text = block.line.origin, block.line.text
+        origin, text = block.line.origin, block.line.text[:LOOK_CHARS]
         if origin.file != self._file or origin.line < self._line:
             self._forget(origin.file)
         self._line = origin.line
@@ -126,9 +126,9 @@ class Stacks:
         """pystack writes the innermost frame last: the stack is complete where no frame follows soon."""
         self._frames.append(_frame(found["name"], f"{found['file']}:{found['line']}"))
         for line in list(block.after)[:3]:
-            if _PYSTACK_FRAME.match(line.text):
+            if _PYSTACK_FRAME.match(line.text[:LOOK_CHARS]):
                 return
-            if _PYSTACK.match(line.text) or not line.text.strip():
+            if _PYSTACK.match(line.text[:LOOK_CHARS]) or not line.text[:LOOK_CHARS].strip():
                 break
         frames, thread = tuple(reversed(self._frames)), self._thread or ""
         self._thread = None
@@ -163,11 +163,11 @@ def _frames(lines: Iterable[Line], read: Callable[[str], str | None]) -> tuple[s
     frames: list[str] = []
     other = 0
     for line in lines:
-        frame = read(line.text)
+        frame = read(line.text[:LOOK_CHARS])
         if frame is not None:
             frames.append(frame)
             other = 0
-        elif not line.text.strip() or not line.text[:1].isspace() or (other := other + 1) > 24:
+        elif not line.text[:LOOK_CHARS].strip() or not line.text[:1].isspace() or (other := other + 1) > 24:
             break
         if len(frames) >= FRAMES_MAX:
             break

@@ -9,28 +9,37 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.analysis.adapters.functions import function_of
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.adapters.torch_watchdog import group_of, speaker_of
 from paceline.analysis.facts import BarrierReport, DesyncReport, Fact, Group, OperationMismatch, Side, Work
 
 RANKS_LISTED_MAX = 1 << 20
 _SIDES = re.compile(
-    r"Rank (?P<a>\d+) is running (?:collective: |inconsistent collective: )?(?P<first>.+?),? ?but Rank "
-    r"(?P<b>\d+) is running (?:collective: |inconsistent collective: )?(?P<second>.+)",
+    r"Rank (?P<a>\d{1,18}) is running (?:collective: |inconsistent collective: )?(?P<first>.+?),? ?but Rank "
+    r"(?P<b>\d{1,18}) is running (?:collective: |inconsistent collective: )?(?P<second>.+)",
     re.DOTALL,
 )
 _PRINT = re.compile(r"CollectiveFingerPrint\((?P<fields>.*)", re.DOTALL)
-_FIELD = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]*\]|[\w]+)")
+_FIELD = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]{0,4000}\]|\w{1,80})")
 _CALL = re.compile(r"^(?P<name>[\w:]+)(?:\((?P<fields>[^)]*)\))?")
-_ASPECTS = re.compile(r"(Sequence number|Op type|Tensor(?: Tensor)? (?:shapes|dtypes|devices|device types|layouts))\s*:")
-_STUCK = re.compile(r"\[([\d, ]+)\] (?:joined but didn't finish|started) .*?#(\d+)")
-_LAGGING = re.compile(r"\[([\d, ]+)\] finished collective #(\d+), but didn't join collective #(\d+)")
-_JOINED = re.compile(r"\[([\d, ]+)\] joined but didn't finish collective #(\d+)")
-_NEVER = re.compile(r"\[([\d, ]+)\].*(?:never joined any collective|didn't join any collective)|never joined any.*?\[([\d, ]+)\]")
-_MISSING = re.compile(
-    r"[Rr]anks? \[?(?P<ranks>\d[\d, ]*)\]? failed to (?:pass|reach|respond)|[Mm]issing ranks?:? \[?(?P<more>\d[\d, ]*)"
+_ASPECTS = re.compile(
+    r"(Sequence number|Op type|Tensor(?: Tensor)? (?:shapes|dtypes|devices|device types|layouts))\s*:"
 )
-_COORDINATED = re.compile(r"tasks? not at the barrier: (?P<ranks>[\d, -]+)|(?P<arrived>\d+)/(?P<expected>\d+) (?:clients|tasks) joined")
+_RANKS = r"\[(?P<ranks>[\d, ]{1,2000})\]"
+_LAGGING = re.compile(
+    _RANKS + r" finished collective #(?P<done>\d{1,12}), but didn't join collective #\d{1,12}"
+)
+_JOINED = re.compile(_RANKS + r" joined but didn't finish collective #\d{1,12}")
+_NEVER = re.compile(r"never joined any collective|didn't join any collective")
+_LISTED = re.compile(r"\[(?P<ranks>[\d, ]{1,2000})\]")
+_MISSING = (
+    re.compile(r"[Rr]anks? \[?(?P<ranks>\d[\d, -]{0,2000})\]? failed to (?:pass|reach|respond)"),
+    re.compile(r"[Mm]issing ranks?:? \[?(?P<ranks>\d[\d, -]{0,2000})"),
+)
+_COORDINATED = re.compile(
+    r"tasks? not at the barrier: (?P<ranks>\d[\d, -]{0,20000})|(?P<arrived>\d{1,9})/(?P<expected>\d{1,9}) "
+    r"(?:clients|tasks|workers|nodes) joined"
+)
 
 
 class Mismatches:
@@ -40,8 +49,10 @@ class Mismatches:
     needles = ("Detected mismatch between collectives on ranks",)
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = " ".join([block.line.text, *(line.text for line in list(block.after)[:6])])
-        text = text[text.index("Detected mismatch") :]
+        text = " ".join(
+            [block.line.text[:LOOK_CHARS], *(line.text[:LOOK_CHARS] for line in list(block.after)[:6])]
+        )
+        text = text[max(0, text.find("Detected mismatch")) :]
         if (again := text.find("Detected mismatch", 20)) > 0:
             text = text[:again]
         found = _SIDES.search(text)
@@ -51,7 +62,7 @@ class Mismatches:
         aspects = {name.lower().replace("tensor tensor", "tensor") for name in _ASPECTS.findall(text)}
         yield OperationMismatch(
             **_base(block),
-            group=group_of(block.line.text),
+            group=group_of(block.line.text[:LOOK_CHARS]),
             sides=sides,
             aspects=tuple(sorted(aspects)),
             text=text[:2000],
@@ -65,22 +76,22 @@ class DesyncReports:
     needles = ("caused the desync", "joined but didn't finish", "They never joined any collectives")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        if "caused the desync" not in block.line.text:
+        if "caused the desync" not in block.line.text[:LOOK_CHARS]:
             return
         lagging: list[int] = []
         stuck: list[int] = []
         never: list[int] = []
         finished = None
         for line in [block.line, *block.after]:
-            if "Snapshot of ranks" in line.text:
+            if "Snapshot of ranks" in line.text[:LOOK_CHARS]:
                 break
-            if found := _LAGGING.search(line.text):
-                lagging += ranks_of(found[1])
-                finished = int(found[2]) if finished is None else min(finished, int(found[2]))
-            elif found := _JOINED.search(line.text):
-                stuck += ranks_of(found[1])
-            elif found := _NEVER.search(line.text):
-                never += ranks_of(found[1] or found[2])
+            if found := _LAGGING.search(line.text[:LOOK_CHARS]):
+                lagging += ranks_of(found["ranks"])
+                finished = min(int(found["done"]), int(found["done"]) if finished is None else finished)
+            elif found := _JOINED.search(line.text[:LOOK_CHARS]):
+                stuck += ranks_of(found["ranks"])
+            elif _NEVER.search(line.text[:LOOK_CHARS]) and (found := _LISTED.search(line.text[:LOOK_CHARS])):
+                never += ranks_of(found["ranks"])
         yield DesyncReport(
             **_base(block),
             group=Group(),
@@ -88,7 +99,7 @@ class DesyncReports:
             finished=finished,
             stuck=tuple(stuck),
             never_joined=tuple(never),
-            text=block.line.text[:2000],
+            text=block.line.text[:LOOK_CHARS],
         )
 
 
@@ -99,15 +110,17 @@ class Barriers:
     needles = ("onitoredBarrier", "not at the barrier", "clients joined", "tasks joined")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text
+        text = block.line.text[:LOOK_CHARS]
+        if "successfully reached" in text:  # it names rank 0, whose log says who is missing
+            return
         missing: tuple[int, ...] = ()
         arrived = expected = None
         if found := _COORDINATED.search(text):
             missing = tuple(ranks_of(found["ranks"] or ""))
             arrived = int(found["arrived"]) if found["arrived"] else None
             expected = int(found["expected"]) if found["expected"] else None
-        elif found := _MISSING.search(text):
-            missing = tuple(ranks_of(found["ranks"] or found["more"]))
+        elif found := next((hit for pattern in _MISSING if (hit := pattern.search(text))), None):
+            missing = tuple(ranks_of(found["ranks"]))
         if missing or arrived is not None:
             yield BarrierReport(
                 **_base(block), missing=missing, arrived=arrived, expected=expected, text=text[:2000]
@@ -119,7 +132,7 @@ def ranks_of(text: str) -> list[int]:
     ranks: list[int] = []
     for part in text.replace(" ", "").split(","):
         low, _, high = part.partition("-")
-        if low.isdigit() and len(low) < 8 and (not high or (high.isdigit() and len(high) < 8)):
+        if low.isdecimal() and len(low) < 8 and (not high or (high.isdecimal() and len(high) < 8)):
             ranks += range(int(low), min(int(high or low), int(low) + RANKS_LISTED_MAX) + 1)
         if len(ranks) > RANKS_LISTED_MAX:
             break
@@ -129,9 +142,10 @@ def ranks_of(text: str) -> list[int]:
 def _work(text: str) -> Work:
     if found := _PRINT.search(text):
         fields = dict(_FIELD.findall(found["fields"]))
+        sequence = fields.get("SequenceNumber", "")
         return Work(
             function=function_of(fields.get("OpType", "")),
-            sequence=int(fields["SequenceNumber"]) if fields.get("SequenceNumber", "").isdigit() else None,
+            sequence=int(sequence) if sequence.isdecimal() and len(sequence) < 19 else None,
             shapes=fields.get("TensorShape", ""),
             dtype=fields.get("TensorDtypes", "").lower(),
         )

@@ -9,26 +9,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.analysis.adapters.functions import function_of
-from paceline.analysis.adapters.model import Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.facts import Fact, Group, GroupStatus, Line, Speaker, WatchdogStuck, Work, WorkTimeout
 
 _WORK = re.compile(r"WorkNCCL\((?P<fields>(?:[^()\[\]]|\[[^\]]*\]|\([a-z]+\))*)\)")
-_RAN = re.compile(r"ran for (\d+) milliseconds")
+_RAN = re.compile(r"ran for (\d{1,18}) milliseconds")
 _GROUP = re.compile(
-    r"\[PG(?: ID)? (?P<id>\d+)(?: PG GUID (?P<guid>[\w:./-]+?))?\s*(?:\((?P<description>[^()]*)\))?\s*"
-    r"Rank (?P<rank>\d+)\]"
+    r"\[PG(?: ID)? (?P<id>\d{1,18})(?: PG GUID (?P<guid>[\w:./-]+?))?\s*(?:\((?P<description>[^()]*)\))?\s*"
+    r"Rank (?P<rank>\d{1,18})\]"
 )
-_RANK = re.compile(r"\[Rank (\d+)\]")
-_AT_WORK = re.compile(r"(?:at work(?: sequence id)?|Timeout at NCCL work): ?(\d+)")
+_RANK = re.compile(r"\[Rank (\d{1,18})\]")
+_AT_WORK = re.compile(r"(?:at work(?: sequence id)?|Timeout at NCCL work): ?(\d{1,18})")
 _STATUS = re.compile(
-    r"last enqueued (?:NCCL )?work: ?(-?\d+)(?:, last started (?:NCCL )?work: ?(-?\d+))?"
-    r", last completed (?:NCCL )?work: ?(-?\d+)",
+    r"last enqueued (?:NCCL )?work: ?(-?\d{1,18})(?:, last started (?:NCCL )?work: ?(-?\d{1,18}))?"
+    r", last completed (?:NCCL )?work: ?(-?\d{1,18})",
     re.IGNORECASE,
 )
-_ASKED = re.compile(r"dump signal due to a collective timeout from\s+(?:rank (\d+)|(this local rank))")
-_STUCK = re.compile(r"watchdog (?:got stuck for|hang for|is stuck for) (\d+) seconds", re.IGNORECASE)
-_LEFT = re.compile(r"workMetaList_\.size\(\)=(\d+)")
-_NUMBER = re.compile(r"-?\d+")
+_ASKED = re.compile(r"dump signal due to a collective timeout from\s+(?:rank (\d{1,18})|(this local rank))")
+_STUCK = re.compile(r"watchdog (?:got stuck for|hang for|is stuck for) (\d{1,18}) seconds", re.IGNORECASE)
+_LEFT = re.compile(r"workMetaList_\.size\(\)=(\d{1,18})")
+_NUMBER = re.compile(r"-?\d{1,18}")
 
 
 class WatchdogTimeouts:
@@ -38,18 +38,18 @@ class WatchdogTimeouts:
     needles = ("WorkNCCL(", "Watchdog caught collective operation timeout")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text
+        text = block.line.text[:LOOK_CHARS]
         if "thread terminated with exception" in text:  # says again what an earlier line has said
             return
         if "timeout" not in text and "timed out" not in text:
             return
         found = _WORK.search(text)
         if not found and block.after and "WorkNCCL(" not in text:
-            found = _WORK.search(block.after[0].text)
+            found = _WORK.search(block.after[0].text[:LOOK_CHARS])
         if not found:
             return
         work, timeout_ms = read_work(found["fields"])
-        after = block.after[0].text if block.after else ""
+        after = block.after[0].text[:LOOK_CHARS] if block.after else ""
         ran = _RAN.search(text) or (_RAN.search(after) if "WorkNCCL(" not in text else None)
         yield WorkTimeout(
             origin=block.line.origin,
@@ -71,7 +71,7 @@ class GroupStatuses:
     needles = ("last enqueued", "Last enqueued")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        text = block.line.text
+        text = block.line.text[:LOOK_CHARS]
         found = _STATUS.search(text)
         if not found:
             return
@@ -98,17 +98,17 @@ class WatchdogsStuck:
     needles = ("seconds without making progress", "watchdog got stuck", "watchdog hang")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        found = _STUCK.search(block.line.text)
+        found = _STUCK.search(block.line.text[:LOOK_CHARS])
         if not found:
             return
-        left = _LEFT.search(block.line.text)
+        left = _LEFT.search(block.line.text[:LOOK_CHARS])
         yield WatchdogStuck(
             origin=block.line.origin,
             speaker=speaker_of(block.line),
             time_s=block.line.time_s,
             clock=block.line.clock,
             attempt=block.line.attempt,
-            group=group_of(block.line.text),
+            group=group_of(block.line.text[:LOOK_CHARS]),
             stuck_s=int(found[1]),
             works_left=int(left[1]) if left else None,
         )
@@ -124,8 +124,8 @@ def group_of(text: str) -> Group:
 
 def speaker_of(line: Line) -> Speaker:
     """The speaker with the rank inside the group that the message gives."""
-    found = _GROUP.search(line.text)
-    rank = found["rank"] if found else (other[1] if (other := _RANK.search(line.text)) else None)
+    found = _GROUP.search(line.text[:LOOK_CHARS])
+    rank = found["rank"] if found else (other[1] if (other := _RANK.search(line.text[:LOOK_CHARS])) else None)
     return line.speaker if rank is None else replace(line.speaker, group_rank=int(rank))
 
 
