@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 import pytest
 
 from paceline.contracts import agent_socket
-from paceline.contracts.cli import GROUP, CommandParser, build_parser, main
+from paceline.contracts.cli import GROUP, CommandParser, build_parser, main, where_to_start
 
 
 def add_echo(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -28,10 +28,16 @@ def test_subcommand_of_an_entry_point_runs(parser: CommandParser) -> None:
     assert arguments.run(arguments) == 3
 
 
-def test_help_lists_commands_and_says_where_to_start(parser: CommandParser) -> None:
-    text = parser.format_help()
-    assert "says it again" in text
-    assert "paceline doctor" in text
+def test_help_lists_commands(parser: CommandParser) -> None:
+    assert "says it again" in parser.format_help()
+
+
+def test_help_starts_with_what_is_installed() -> None:
+    assert "paceline doctor" in where_to_start(["doctor", "diagnose"])
+    alone = where_to_start(["collect", "diagnose"])
+    assert "paceline diagnose" in alone
+    assert "paceline doctor" not in alone
+    assert where_to_start(["echo"]) == ""
 
 
 def test_every_distribution_adds_its_commands() -> None:

@@ -11,12 +11,12 @@ from importlib.metadata import EntryPoint, entry_points, version
 from typing import Any
 
 GROUP = "paceline.commands"
-EPILOG = """\
-start here:
-  paceline doctor                  what this machine has and lacks
-  paceline demo --fault h1         a real 8-rank job, a real fault, a verdict
-  paceline run -- python train.py  observe a job, no change to its script
-"""
+STARTS = {
+    "doctor": ("paceline doctor", "what this machine has and lacks"),
+    "demo": ("paceline demo --fault h1", "a real 8-rank job, a real fault, a verdict"),
+    "run": ("paceline run -- python train.py", "observe a job, no change to its script"),
+    "diagnose": ("paceline diagnose LOGS DUMPS", "the verdict from the files of a job"),
+}
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -37,13 +37,19 @@ def build_parser(commands: Sequence[EntryPoint]) -> CommandParser:
     parser = CommandParser(
         prog="paceline",
         description="Names the one first cause when a distributed training job hangs or slows.",
-        epilog=EPILOG,
+        epilog=where_to_start([entry.name for entry in commands]),
     )
     parser.add_argument("--version", action="version", version=f"paceline {version('paceline-contracts')}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     for command in sorted(commands, key=lambda entry: entry.name):
         command.load()(subparsers)
     return parser
+
+
+def where_to_start(names: Sequence[str]) -> str:
+    """Examples of those commands that are installed; empty where none is."""
+    lines = [f"  {command:<32} {words}" for name, (command, words) in STARTS.items() if name in names]
+    return "\n".join(["start here:", *lines]) if lines else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -137,7 +137,7 @@ def run_collect(arguments: argparse.Namespace) -> int:
         _say(f"nothing written: {error}")
         return 2
     where = "" if arguments.out == "-" else f" in {target}: `paceline diagnose {target}`"
-    _say_plain(f"{result.processes} processes, {result.got} items, {len(result.missing)} not got{where}")
+    _say_plain(f"processes: {result.processes}, items: {result.got}, not got: {len(result.missing)}{where}")
     if not result.processes:
         _say(
             "no process with a RANK was found: run as the user of the job (or root), in its container, "

@@ -128,8 +128,8 @@ def _dumps(process: Process, request: Request) -> Iterator[Item]:
 def _logs(request: Request, processes: list[Process]) -> Iterator[Item]:
     """Ends of the named files, and of files that the processes write their output to."""
     taken: set[tuple[int, int]] = set()
-    for number, path in enumerate(request.logs):
-        yield from _tail(f"logs/{number}", Path(path), taken)
+    for number, name in enumerate(request.logs):
+        yield from _tail(f"logs/{number}", Path(name), taken)
     for process in processes:
         for descriptor in (1, 2):
             try:
@@ -149,7 +149,7 @@ def _tail(folder: str, path: Path, taken: set[tuple[int, int]]) -> Iterator[Item
         return
     if not path.is_file():
         yield Item(name, None, f"{path} is not a regular file")
-    elif (status.st_dev, status.st_ino) not in taken:
+    elif status.st_size and (status.st_dev, status.st_ino) not in taken:
         taken.add((status.st_dev, status.st_ino))
         yield read_bounded(name, lambda: _last_lines(path), 10.0)
 
