@@ -45,8 +45,8 @@ def timeout(
 def signalled(rank: int, enqueued: int) -> str:
     return (
         f"[rank{rank}]:[E412 09:20:11.000000001 ProcessGroupNCCL.cpp:1858] [PG ID 0 PG GUID 0(default_pg) "
-        f"Rank {rank}] Received a dump signal due to a collective timeout from  rank 1 and we will try our best "
-        f"to dump the debug info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {enqueued}."
+        f"Rank {rank}] Received a dump signal due to a collective timeout from  rank 1 and we will try our "
+        f"best to dump the debug info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {enqueued}."
     )
 
 
@@ -68,6 +68,43 @@ def test_silent_rank(tmp_path: Path) -> None:
 def test_silent_last_rank_of_eight(tmp_path: Path) -> None:
     found = answer(tmp_path, out__txt="".join(timeout(r, 7) for r in range(7)))
     assert (found.verdict_class, ranks(found)) == (C.H1, {7})
+
+
+TP = "PG ID 1 PG GUID 1(mesh_tp)"
+
+
+def test_chain_over_two_groups_ends_where_nobody_waits(tmp_path: Path) -> None:
+    """Ranks 0, 1 and 3 of all wait for 2, which waits for 6 inside its own group; 6 says nothing."""
+    text = "".join(timeout(r, 40, second=30.0) for r in (0, 1, 3, 4, 5, 7))
+    text += "".join(timeout(r, 9, "ALLGATHER", second=20.0, group=TP) for r in (2,))
+    text += signalled(2, 39) + "\n" + signalled(6, 39) + "\n"
+    found = answer(tmp_path, out__txt=text)
+    assert found.verdict_class is C.H1
+    assert 2 not in ranks(found)
+    assert ranks(found) == {6}
+
+
+def test_circle_of_two_groups(tmp_path: Path) -> None:
+    text = "".join(timeout(r, 40) + signalled(r, 40) + "\n" for r in (0, 1, 2))
+    text += timeout(3, 9, "ALLGATHER", group=TP) + signalled(3, 39) + "\n"
+    found = answer(tmp_path, out__txt=text)
+    assert found.verdict_class is C.H2
+    assert found.sub_reason.value == "order_inversion"
+
+
+def test_cancelled_job(tmp_path: Path) -> None:
+    text = "srun: error: n18: task 3: Terminated\nsrun: error: n17: tasks 0-2: Terminated\n"
+    assert answer(tmp_path, slurm__out=text).verdict_class is C.NONE
+
+
+def test_even_steps(tmp_path: Path) -> None:
+    rows = [
+        {"step": step, "rank": rank, "pre_ms": 100.0 + rank, "coll_ms": 10.0 - rank}
+        for step in range(20)
+        for rank in range(4)
+    ]
+    found = answer(tmp_path, any__jsonl="\n".join(map(json.dumps, rows)))
+    assert found.verdict_class is C.NONE
 
 
 def test_one_complaint_alone_decides_nothing(tmp_path: Path) -> None:

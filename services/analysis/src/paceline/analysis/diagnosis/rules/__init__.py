@@ -74,6 +74,8 @@ RULES: tuple[Rule, ...] = (
     counts.one_apart,
     calm.finished,
     calm.announced,
+    calm.cancelled,
+    calm.steady,
     judged.dumps_undecided,
 )
 

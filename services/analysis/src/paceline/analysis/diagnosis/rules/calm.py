@@ -15,14 +15,18 @@ from paceline.analysis.facts import (
     FlightDump,
     PhaseKind,
     PhaseSeen,
+    ProcessEnd,
     ProcessFault,
     ProgressSeen,
+    SampleRow,
     WatchdogStuck,
     WorkTimeout,
 )
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
 
 _PHASES_SHOWN = 16
+_REQUESTS = (1, 2, 15)  # hang-up, interrupt, terminate: somebody asked for the end
+_ROWS_MIN = 20
 
 
 def finished(case: Case) -> Finding | None:
@@ -85,6 +89,46 @@ def announced(case: Case) -> Finding | None:
         summary=f"No incident: pauses are announced ({names}) and steps go on"
         if names
         else "No incident: steps go on",
+    )
+
+
+def cancelled(case: Case) -> Finding | None:
+    """A scheduler or a person ended everybody: nobody died first, nobody hung."""
+    ends = [end for end in case.of(ProcessEnd) if end.signal in _REQUESTS]
+    if (
+        not ends
+        or complaining(case)
+        or any(end.signal not in _REQUESTS for end in case.of(ProcessEnd) if not end.clean)
+    ):
+        return None
+    return Finding(
+        reason="cancelled",
+        verdict_class=VerdictClass.NONE,
+        roots=(Blame(RootKind.NONE, name="the job was cancelled"),),
+        victims=(),
+        phase="cancelled from outside",
+        action=Action(ActionKind.NONE, "", "look at the scheduler: limit, preemption or request"),
+        confidence=0.75,
+        grounds=(Ground("cancelled", ends[0].text[:160], origins_of(ends)),),
+        summary=f"The job was ended from outside: {ends[0].text.strip()[:120]}",
+    )
+
+
+def steady(case: Case) -> Finding | None:
+    """Rows of steps in which nothing is slow, and nobody who complains."""
+    rows = [row for row in case.of(SampleRow) if row.kind == "steps"]
+    if len(rows) < _ROWS_MIN or complaining(case) or case.of(ProcessFault) or case.of(WatchdogStuck):
+        return None
+    return Finding(
+        reason="steady",
+        verdict_class=VerdictClass.NONE,
+        roots=(Blame(RootKind.NONE, name="no fault"),),
+        victims=(),
+        phase="training steps",
+        action=Action(ActionKind.NONE, "", "steps are even"),
+        confidence=0.7,
+        grounds=(Ground("steps", f"{len(rows)} rows of steps, none slow", origins_of(rows)),),
+        summary="No incident: steps are even over ranks and time",
     )
 
 

@@ -52,7 +52,9 @@ _DIED_FIRST_MAX = 0.5  # more deaths than this share of the known ranks: the lau
 
 def own_failure(case: Case) -> Finding | None:
     """A process raised an error of its own while the others waited."""
-    own = [fault for fault in case.of(ProcessFault) if _is_own(fault) and not _is_consequence(case, fault)]
+    own = [
+        fault for fault in case.of(ProcessFault) if is_own_error(fault) and not _is_consequence(case, fault)
+    ]
     if not own or not (_somebody_waits(case) or case.of(ProcessEnd)):
         return None
     timed = [fault for fault in own if fault.time_s is not None]
@@ -167,7 +169,7 @@ def connection_closed(case: Case) -> Finding | None:
     )
 
 
-def _is_own(fault: ProcessFault) -> bool:
+def is_own_error(fault: ProcessFault) -> bool:
     return fault.kind in _OWN and not _BY_PEER.search(fault.text) and not _BY_PEER.search(fault.exception)
 
 

@@ -1,6 +1,6 @@
 """A member that did not enter what the others wait in: by its counts, by a report of torch, by silence."""
 
-from paceline.analysis.diagnosis.answer import Ground
+from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import DEFAULT_GROUP, Case, Standing
 from paceline.analysis.diagnosis.rules.finding import (
     Finding,
@@ -13,6 +13,7 @@ from paceline.analysis.diagnosis.rules.finding import (
     ranks_text,
     verb,
     waiters,
+    waits_elsewhere,
 )
 from paceline.analysis.facts import (
     BarrierReport,
@@ -27,7 +28,15 @@ from paceline.analysis.facts import (
     StackSeen,
     WorkTimeout,
 )
-from paceline.contracts.verdicts import Action, ActionKind, Operation, Owner, SubReason, VerdictClass
+from paceline.contracts.verdicts import (
+    Action,
+    ActionKind,
+    Operation,
+    Owner,
+    RootKind,
+    SubReason,
+    VerdictClass,
+)
 
 
 def desync_report(case: Case) -> Finding | None:
@@ -117,6 +126,10 @@ def behind(case: Case) -> Finding | None:
     ]
     if not inside or not lower:
         return None
+    free = [s for s in lower if not waits_elsewhere(case, s.rank, group)]
+    if not free:
+        return _circle(case, group, inside, [s.rank for s in lower], sequence)
+    lower = free
     ranks = [s.rank for s in lower]
     operation = operation_of(case, group, standing.work, sequence)
     ended = {rank for rank in ranks if _has_ended(case, rank)}
@@ -151,6 +164,38 @@ def behind(case: Case) -> Finding | None:
     )
 
 
+def _circle(case: Case, group: str, inside: list[Standing], lower: list[int], sequence: int) -> Finding:
+    """Each side waits in a group that the other has not entered: the orders of their calls differ."""
+    work = next((s.work for s in inside if s.work is not None), None)
+    operation = operation_of(case, group, work, sequence)
+    others = sorted({s.group for s in case.table.values() if s.rank in lower and s.work and s.group != group})
+    names = [
+        case.groups[name].description or name if name in case.groups else name for name in [group, *others]
+    ]
+    few = lower if len(lower) <= len(inside) else [s.rank for s in inside]
+    return Finding(
+        reason="circle",
+        verdict_class=VerdictClass.H2,
+        sub_reason=SubReason.ORDER_INVERSION,
+        roots=(Blame(RootKind.GROUP, ranks=tuple(sorted(few)), why="their calls come in another order"),),
+        communicator=operation.communicator_name if operation else group,
+        operation=operation,
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.FIX_CODE, ranks_text(few), f"one order of calls on {' and '.join(names)}"),
+        confidence=0.75,
+        grounds=(
+            Ground(
+                "circle",
+                f"{ranks_text([s.rank for s in inside])} wait on {names[0]}, {ranks_text(lower)} on "
+                f"{names[-1]}",
+                tuple(origin for s in inside for origin in s.origins)[:64],
+            ),
+        ),
+        summary=f"A circle: {ranks_text([s.rank for s in inside])} wait in {operation_text(operation)} for "
+        f"{ranks_text(lower)}, who wait on {names[-1]} for them",
+    )
+
+
 def extra_call(case: Case) -> Finding | None:
     """The ranks that wait are few, and every other one has ended its work normally."""
     wait = main_wait(case)
@@ -180,6 +225,7 @@ def silent(case: Case) -> Finding | None:
     quiet = (set(members) if members else set(range(highest + 1))) - spoken
     if not quiet and not members and group in ("", DEFAULT_GROUP) and _lacks_one(len(spoken)):
         quiet = {highest + 1}
+    quiet = {rank for rank in quiet if not waits_elsewhere(case, rank, group)}
     operation = operation_of(case, group, standing.work, sequence)
     if not quiet or len(quiet) >= len(inside):
         return None

@@ -1,5 +1,6 @@
 """What a rule returns, and the words that rules share."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -112,25 +113,46 @@ def waiters(case: Case, group: str, sequence: int) -> list[Standing]:
 
 
 def main_wait(case: Case) -> tuple[str, Standing] | None:
-    """The wait that matters: of the group with most complaints the oldest operation, first to enter."""
+    """The wait where the chain begins: the first to be entered, and from there to the group in which the
+    ranks that are absent wait themselves."""
     timed = [standing for standing in case.table.values() if standing.work is not None]
     if not timed:
         timed = [standing for standing in case.table.values() if standing.waits_in is not None]
     if not timed:
         return None
+    group = _first_group(timed)
+    visited: set[str] = set()
+    while group not in visited:
+        visited.add(group)
+        oldest = _oldest(timed, group)
+        inside = {s.rank for s in waiters(case, group, oldest.waits_in or 0)}
+        absent = set(case.members(group) or case.ranks_named) - inside
+        onwards = [s for s in timed if s.rank in absent and s.group != group and s.work is not None]
+        if not onwards or onwards[0].group in visited:
+            return group, oldest
+        group = onwards[0].group
+    return group, _oldest(timed, group)
+
+
+def waits_elsewhere(case: Case, rank: int, group: str) -> bool:
+    """Whether this rank gave up on an operation of another group: it waits, it is not where it begins."""
+    return any(s.rank == rank and s.group != group and s.work is not None for s in case.table.values())
+
+
+def _first_group(timed: Sequence[Standing]) -> str:
     entered = [standing for standing in timed if standing.entered_s is not None]
     if entered and len({standing.clock for standing in entered}) == 1:
         first = min(entered, key=lambda standing: (round(standing.entered_s or 0.0), standing.waits_in or 0))
-    else:
-        count: dict[str, int] = {}
-        for standing in timed:
-            count[standing.group] = count.get(standing.group, 0) + 1
-        first = min(
-            timed, key=lambda standing: (-count[standing.group], standing.waits_in or 0, standing.rank)
-        )
-    same = [standing for standing in timed if standing.group == first.group]
-    oldest = min(same, key=lambda standing: standing.waits_in if standing.waits_in is not None else 1 << 62)
-    return first.group, oldest
+        return first.group
+    count = Counter(standing.group for standing in timed)
+    return min(
+        timed, key=lambda standing: (-count[standing.group], standing.waits_in or 0, standing.rank)
+    ).group
+
+
+def _oldest(timed: Sequence[Standing], group: str) -> Standing:
+    same = [standing for standing in timed if standing.group == group]
+    return min(same, key=lambda standing: standing.waits_in if standing.waits_in is not None else 1 << 62)
 
 
 def main_operation(case: Case) -> tuple[str, Operation | None]:

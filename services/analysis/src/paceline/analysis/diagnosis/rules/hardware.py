@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import Case, is_before, seconds_after
+from paceline.analysis.diagnosis.rules.ends import is_own_error
 from paceline.analysis.diagnosis.rules.finding import Finding, main_operation, origins_of
 from paceline.analysis.facts import DeviceEvent, ProcessFault, ProcessFaultKind, WorkTimeout
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
@@ -33,6 +34,8 @@ def first_event(case: Case) -> Finding | None:
     events = case.of(DeviceEvent)
     causes = _causes(case, events)
     if not causes:
+        return None
+    if _is_application(causes[0]) and _own_error_first(case, causes[0]):
         return None
     first, roots = causes[0], tuple(_blame(case, event) for event in _independent(causes))
     others = {(event.speaker.host, event.speaker.gpu) for event in events} - {
@@ -197,6 +200,13 @@ def _is_teardown(case: Case, event: DeviceEvent) -> bool:
     """Whether the job had already complained when this came."""
     before = [*case.of(WorkTimeout), *case.of(ProcessFault)]
     return any((seconds_after(fact, event) or 0.0) > _TEARDOWN_S for fact in before)
+
+
+def _own_error_first(case: Case, event: DeviceEvent) -> bool:
+    """A Python error that is not about the GPU and not known to be later: its process was ended with work
+    on the GPU, which gives the same Xid."""
+    faults = [f for f in case.of(ProcessFault) if is_own_error(f)]
+    return any((seconds_after(event, fault) or 0.0) <= 0.0 for fault in faults)
 
 
 def _is_late(case: Case, fault: ProcessFault) -> bool:
