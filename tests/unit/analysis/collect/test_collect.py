@@ -115,7 +115,7 @@ def test_the_worker_server_is_asked(tmp_path: Path) -> None:
         server.shutdown()
         thread.join()
     assert [(item.name, item.content) for item in items] == [
-        ("rank_2/dump_nccl_trace_json.json", b'{"version": "2.10"}')
+        ("rank_2/nccl_trace_rank_2.json", b'{"version": "2.10"}')
     ]
     lost = list(from_worker_server(process, 1.0))
     assert lost[0].content is None

@@ -20,7 +20,10 @@ SOCKET = "TORCH_WORKER_SERVER_SOCKET"
 DUMP_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DEFAULT_PREFIXES = ("/tmp/nccl_trace_rank_", "/tmp/comm_lib_trace_rank_")  # noqa: S108 - torch's own defaults
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-_HANDLERS = (("fr_trace_json", "json"), ("dump_nccl_trace_json", "json"))
+_HANDLERS = {
+    "fr_trace_json": "fr_trace",
+    "dump_nccl_trace_json": "nccl_trace",
+}  # handler: file, as torch names it
 _POLL_S = 0.1
 
 
@@ -43,8 +46,8 @@ def from_worker_server(process: Process, limit_s: float) -> Iterator[Item]:
         yield Item(f"{base}worker server", None, f"{SOCKET} is not set in the job")
         return
     first = Item("", None)
-    for handler, suffix in _HANDLERS:
-        name = f"{base}{handler}.{suffix}"
+    for handler, stem in _HANDLERS.items():
+        name = f"{base}{stem}{'' if process.rank is None else f'_rank_{process.rank}'}.json"
         item = read_bounded(name, lambda handler=handler: _post(path, handler, limit_s), limit_s + 1)  # type: ignore[misc]
         if item.content:
             yield item
