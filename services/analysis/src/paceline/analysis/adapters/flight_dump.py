@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.analysis.adapters.functions import function_of
+from paceline.analysis.adapters.pickle_rows import PickledRows
 from paceline.analysis.facts import FlightDump, Group, Origin, Speaker, Work
 from paceline.analysis.facts.progress import FLIGHT_ENTRY
 
@@ -39,6 +40,12 @@ _RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,7})\D*$")
 _SUFFIXES = (".json", ".pickle", ".pkl", ".bin", ".dump", ".txt", ".gz", ".bz2", ".xz", ".pt", ".trace")
 _works: dict[bytes, Work] = {}
+_Ints = npt.NDArray[np.int64]
+Entries = list[dict[str, Any]] | PickledRows
+
+
+class OddRowsError(ValueError):
+    """Entries that are not columns of numbers and words."""
 
 
 def is_dump(record: Any) -> bool:
@@ -51,22 +58,31 @@ def is_dump(record: Any) -> bool:
     return not entries or (isinstance(entries[0], dict) and "profiling_name" in entries[0])
 
 
-def read_dump(name: str, record: dict[str, Any], notes: tuple[str, ...] = ()) -> FlightDump:
-    """The dump in file `name`. Odd values become 0 or are left out, and are counted in its notes."""
-    raw = record.get("entries") or []
-    entries, odd = raw[:ENTRIES_MAX], len(raw) - len(raw[:ENTRIES_MAX])
-    try:
-        columns, calls = _columns(entries)
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-        entries = [_plain_entry(entry) for entry in entries if isinstance(entry, dict)]
-        odd += len(raw) - len(entries)
-        columns, calls = _columns(entries)
+def read_dump(
+    name: str, record: dict[str, Any], notes: tuple[str, ...] = (), rows: PickledRows | None = None
+) -> FlightDump:
+    """The dump in file `name`; `rows` instead of its entries where they were read as columns.
+
+    Odd values become 0 or are left out, and are counted in its notes. Raises `OddRowsError` where `rows`
+    have no such columns: read the entries one by one then.
+    """
+    if rows is not None:
+        columns, first, work_of = _row_columns(rows)
+        entries: Entries = rows
+        odd = 0
+    else:
+        raw = record.get("entries") or []
+        columns, first, work_of, entries = _entry_columns(raw)
+        odd = len(raw) - len(entries)
     if odd:
         notes = (*notes, f"{odd} entries could not be read")
-    first_of, work_of = _number(calls)
-    works = tuple(_work(call, entries[at]) for call, at in first_of.items())
+    calls = [
+        rows.values(at, _CALL) if rows is not None and entries is rows else _take_call(entries[at])
+        for at in first
+    ]
+    works = tuple(_work(call) for call in calls)
     groups, group_of, by_id = _groups(record, entries, columns["pg_id"])
-    names = [str(entries[at]["profiling_name"]) for at in first_of.values()]
+    names = [str(call[0]) for call in calls]
     backend = _backend(names)
     table = _table(columns, group_of, work_of)
     own_state(table, backend, names)
@@ -190,22 +206,48 @@ def _whole(value: Any) -> int:
     return 0
 
 
-def _number(calls: list[bytes]) -> tuple[dict[bytes, int], npt.NDArray[np.int32]]:
-    """Distinct calls with the first entry of each, and the number of each entry's call."""
+def _entry_columns(
+    raw: list[Any],
+) -> tuple[dict[str, _Ints], list[int], npt.NDArray[np.int32], list[dict[str, Any]]]:
+    """Numbers by field, the first entry of each distinct call, each entry's call, and the entries."""
+    entries = raw[:ENTRIES_MAX]
+    try:
+        columns, calls = _columns(entries)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        entries = [_plain_entry(entry) for entry in entries if isinstance(entry, dict)]
+        columns, calls = _columns(entries)
     first: dict[bytes, int] = {}
     for at, call in enumerate(calls):
         first.setdefault(call, at)
     index = dict(zip(first, range(len(first)), strict=True))
-    return first, np.array([index[call] for call in calls], np.int32)
+    return columns, list(first.values()), np.array([index[call] for call in calls], np.int32), entries
 
 
-def _work(call: bytes, entry: dict[str, Any]) -> Work:
-    """The operation of an entry; `call` stands for it in all dumps."""
-    work = _works.get(call)
+def _row_columns(rows: PickledRows) -> tuple[dict[str, _Ints], list[int], npt.NDArray[np.int32]]:
+    """The same of rows that were never built."""
+    if len(rows) > ENTRIES_MAX:
+        raise OddRowsError
+    try:
+        columns = {name: rows.number(name) for name in _NUMBERS}
+        columns["state"] = rows.word("state", _STATES)
+        first, kinds = rows.alike(_CALL)
+    except (KeyError, TypeError, ValueError) as error:
+        raise OddRowsError from error
+    return columns, first, kinds
+
+
+def _call_of(entries: Entries, at: int) -> tuple[Any, ...]:
+    return entries.values(at, _CALL) if isinstance(entries, PickledRows) else _take_call(entries[at])
+
+
+def _work(call: tuple[Any, ...]) -> Work:
+    """The operation of an entry; equal ones of all dumps are one object."""
+    key = marshal.dumps(call, 2)
+    work = _works.get(key)
     if work is None:
         if len(_works) >= _WORKS_CACHED_MAX:
             _works.clear()
-        work = _works[call] = _read_work(*_take_call(entry))
+        work = _works[key] = _read_work(*call)
     return work
 
 
@@ -257,7 +299,7 @@ def _table(
 
 
 def _groups(
-    record: dict[str, Any], entries: list[dict[str, Any]], ids: npt.NDArray[np.int64]
+    record: dict[str, Any], entries: Entries, ids: npt.NDArray[np.int64]
 ) -> tuple[tuple[Group, ...], npt.NDArray[np.int64], dict[int, int]]:
     """All groups of the process, the group of each entry, and group by process-local number."""
     found: dict[str, Group] = {}
@@ -342,7 +384,7 @@ def _own_rank(
     name: str,
     groups: tuple[Group, ...],
     group_of: npt.NDArray[np.int64],
-    entries: list[dict[str, Any]],
+    entries: Entries,
     pairs: npt.NDArray[np.int64],
 ) -> int | None:
     """Global rank: from a send or receive, which names both ends; else the file's name; else the one

@@ -1,10 +1,12 @@
 """PyTorch Flight Recorder dumps as torch writes them on a timeout: pickles, versions 2.1 to 2.10."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from paceline.analysis.adapters.flight_dump import is_dump, read_dump
+from paceline.analysis.adapters.flight_dump import OddRowsError, is_dump, read_dump
 from paceline.analysis.adapters.model import Document, UnusableInput
-from paceline.analysis.adapters.plain_pickle import is_pickle, load_plain
+from paceline.analysis.adapters.pickle_rows import read_rows
+from paceline.analysis.adapters.plain_pickle import PICKLE_BYTES_MAX, is_pickle, load_plain
 from paceline.analysis.facts import Fact
 
 
@@ -17,8 +19,28 @@ class FlightPickles:
         return is_pickle(document.content)
 
     def read(self, document: Document) -> Iterator[Fact]:
-        record, whole = load_plain(document.name, document.content)
+        content = document.content
+        found = read_rows(content) if len(content) <= PICKLE_BYTES_MAX else None
+        if found is not None:
+            record, whole = _without_entries(document.name, found[0])
+            if whole and is_dump(record):
+                try:
+                    dump = read_dump(document.name, record, (), found[1])
+                except OddRowsError:
+                    pass
+                else:
+                    yield dump
+                    return
+        record, whole = load_plain(document.name, content)
         if not is_dump(record):
             raise UnusableInput(f"{document.name} is a pickle and no Flight Recorder dump: not read")
         notes = () if whole else ("the file is cut; the entries before the cut were read",)
         yield read_dump(document.name, record, notes)
+
+
+def _without_entries(name: str, content: bytes) -> tuple[Any, bool]:
+    """What stands around the entries; not whole where it cannot be read without them."""
+    try:
+        return load_plain(name, content)
+    except UnusableInput:
+        return None, False
