@@ -46,6 +46,10 @@ _HOST = re.compile(
     r"(?P<host>[A-Za-z][\w.-]{0,63})[: ] ?(?=\[[\d A-Z]|NVRM|nvidia-)"
 )
 _NCCL = re.compile(r"^(?P<host>[\w.-]{1,128}):(?P<pid>\d{1,18}):\d{1,18} (?=\[|\(|NCCL )")
+_ACTOR_BEFORE = re.compile(r"\bpid=(?P<pid>\d{1,18})(?:, ip=(?P<ip>[\w.:-]{1,64}))?\)")
+_DEFAULT_BEFORE = re.compile(r"\[default(\d{1,18})\]:")
+_RANK_BEFORE = re.compile(r"\[rank ?(\d{1,18})\]:")
+_BEFORE_CHARS_MAX = 200
 _STEPS_MAX = 12  # prefixes in front of one message
 
 
@@ -137,6 +141,7 @@ def _glog(state: _Read, year: int) -> _Read:
     found = _GLOG.search(state.text)
     if not found:
         return state
+    state = replace(state, speaker=_spoken_before(state.text[: found.start()], state.speaker))
     text = state.text[found.end() :].lstrip(" ")
     if not found["time"]:
         return replace(state, text=text)
@@ -147,6 +152,18 @@ def _glog(state: _Read, year: int) -> _Read:
     return (
         replace(state, text=text, time_s=when, clock=clock) if when is not None else replace(state, text=text)
     )
+
+
+def _spoken_before(words: str, speaker: Speaker) -> Speaker:
+    """What launchers wrote between a progress bar and the header; the bar itself says nothing."""
+    words = words[-_BEFORE_CHARS_MAX:]
+    if found := _ACTOR_BEFORE.search(words):
+        speaker = replace(speaker, pid=int(found["pid"]), host=found["ip"] or speaker.host)
+    if found := _DEFAULT_BEFORE.search(words):
+        speaker = replace(speaker, local_rank=int(found[1]))
+    if found := _RANK_BEFORE.search(words):
+        speaker = replace(speaker, rank=int(found[1]))
+    return speaker
 
 
 def _timed(state: _Read, found: re.Match[str], when: float | None, clock: Clock) -> _Read:

@@ -31,7 +31,7 @@ _CUDA = (
 )  # fmt: skip
 _ELASTIC = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d{1,18}) \(local_rank: (?P<local>\d{1,18})\)")
 _CODE = re.compile(r"^\s*exitcode\s*:\s*(?P<code>-?\d{1,18}) \(pid: (?P<pid>\d{1,18})\)")
-_HOSTNAME = re.compile(r"^\s*host\s*:\s*(?P<host>\S+)")
+_HOSTNAME = re.compile(r"^\s*host\s*:\s*(?P<host>[\w.-]{1,128})")
 _SIGNAL = re.compile(r"Signal (?P<number>\d{1,18}) \(SIG\w+\)")
 _AGENT = re.compile(
     r"failed \(exitcode: (?P<code>-?\d{1,18})\)(?:,)? local_rank: (?P<local>\d{1,18})(?: \(pid: (?P<pid>\d{1,18})\))?"
@@ -88,11 +88,19 @@ class ProcessEnds:
     """torchelastic's report and its agent's lines."""
 
     name = "process ends"
-    needles = ("(local_rank: ", "failed (exitcode")
+    needles = ("(local_rank: ", "failed (exitcode", "host  ", "first observed failure")
+
+    def __init__(self) -> None:
+        self._host: tuple[Origin, str] | None = None  # it stands in the line above the rank
+        self._root: Origin | None = None
 
     def read(self, block: Block) -> Iterator[Fact]:
         text = block.line.text[:LOOK_CHARS]
-        if _ELASTIC.match(text):
+        if "first observed failure" in text:
+            self._root = block.line.origin
+        elif found := _HOSTNAME.match(text):
+            self._host = (block.line.origin, found["host"])
+        elif _ELASTIC.match(text):
             yield self._elastic(block)
         elif found := _AGENT.search(text):
             base = base_of(block)
@@ -112,11 +120,20 @@ class ProcessEnds:
                 signal = int(killed["number"])
         base = base_of(block)
         rank, local = (int(found["rank"]), int(found["local"])) if found else (None, None)
-        base["speaker"] = replace(base["speaker"], rank=rank, local_rank=local, pid=pid)
+        here = block.line.origin
+        host = (
+            self._host[1] if self._host and _is_just_before(self._host[0], here, 2) else base["speaker"].host
+        )
+        base["speaker"] = replace(base["speaker"], rank=rank, local_rank=local, pid=pid, host=host)
+        first = self._root is not None and _is_just_before(self._root, here, 5)
         ending = _ending(code) if code is not None else {}
         if signal is not None:
             ending["signal"] = signal
-        return ProcessEnd(**base, **ending, text=block.line.text[:500])
+        return ProcessEnd(**base, **ending, called_first=first, text=block.line.text[:500])
+
+
+def _is_just_before(origin: Origin, here: Origin, lines: int) -> bool:
+    return origin.file == here.file and 0 < here.line - origin.line <= lines
 
 
 def cuda_kind(text: str) -> ProcessFaultKind | None:
