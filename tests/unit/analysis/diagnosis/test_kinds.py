@@ -46,7 +46,8 @@ def signalled(rank: int, enqueued: int) -> str:
     return (
         f"[rank{rank}]:[E412 09:20:11.000000001 ProcessGroupNCCL.cpp:1858] [PG ID 0 PG GUID 0(default_pg) "
         f"Rank {rank}] Received a dump signal due to a collective timeout from  rank 1 and we will try our "
-        f"best to dump the debug info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {enqueued}."
+        f"best to dump the debug info. Last enqueued NCCL work: {enqueued}, "
+        f"last completed NCCL work: {enqueued}."
     )
 
 
@@ -90,6 +91,36 @@ def test_circle_of_two_groups(tmp_path: Path) -> None:
     found = answer(tmp_path, out__txt=text)
     assert found.verdict_class is C.H2
     assert found.sub_reason.value == "order_inversion"
+
+
+def test_two_ranks_of_which_one_says_other_things(tmp_path: Path) -> None:
+    files = {"rank0__log": timeout(0, 40), "rank1__log": "[rank1]: loading dataset shard 3/9\niteration 3\n"}
+    found = answer(tmp_path, **files)
+    assert (found.verdict_class, ranks(found)) == (C.H1, {1})
+
+
+def test_stuck_watchdog_of_one_rank(tmp_path: Path) -> None:
+    stuck = (
+        "[rank2]:[E412 09:20:01.000000001 ProcessGroupNCCL.cpp:1870] [PG ID 0 PG GUID 0(default_pg) Rank 2] "
+        "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring.\n"
+    )
+    progress = "".join(f"[rank{rank}]: iteration 12\n" for rank in range(4))
+    found = answer(tmp_path, out__txt=progress + stuck)
+    assert (found.verdict_class, ranks(found)) == (C.H1, {2})
+
+
+def test_only_telemetry_of_spinning_gpus(tmp_path: Path) -> None:
+    rows = [{"rank": r, "sm_util": 100, "mem_util": 0, "power_w": 121, "power_cap_w": 700} for r in range(8)]
+    found = answer(tmp_path, gpus__jsonl="\n".join(map(json.dumps, rows)))
+    assert found.verdict_class is C.H3
+    assert ranks(found) == set()
+
+
+def test_connections_closed_by_the_rank_without_a_log(tmp_path: Path) -> None:
+    line = "[rank{0}]: RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.1.0.2]:4{0}\n"
+    found = answer(tmp_path, out__txt="".join(line.format(rank) for rank in (0, 1, 3)))
+    assert (found.verdict_class, ranks(found)) == (C.H1, {2})
+    assert found.victims == (0, 1, 3)
 
 
 def test_cancelled_job(tmp_path: Path) -> None:

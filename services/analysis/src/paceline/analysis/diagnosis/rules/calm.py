@@ -33,7 +33,7 @@ def finished(case: Case) -> Finding | None:
     """The work had ended when a watchdog complained: teardown, not a hang of the job."""
     ends = [fact for fact in case.of(PhaseSeen) if fact.kind is PhaseKind.FINISHED]
     stuck = case.of(WatchdogStuck)
-    if not ends or case.of(WorkTimeout):
+    if not ends or complaining(case):
         return None
     after: list[Fact] = [*stuck]
     return Finding(
@@ -61,7 +61,7 @@ def finished(case: Case) -> Finding | None:
 def announced(case: Case) -> Finding | None:
     """Progress goes on after every pause, and the pauses were announced."""
     phases, steps = case.of(PhaseSeen), case.of(ProgressSeen)
-    troubled = bool(complaining(case) or case.of(WatchdogStuck) or case.of(ProcessFault))
+    troubled = bool(complaining(case) or _has(case, ProcessFault, WatchdogStuck))
     if troubled or not steps:
         return None
     times = [step.step_s for step in steps if step.step_s]
@@ -117,7 +117,8 @@ def cancelled(case: Case) -> Finding | None:
 def steady(case: Case) -> Finding | None:
     """Rows of steps in which nothing is slow, and nobody who complains."""
     rows = [row for row in case.of(SampleRow) if row.kind == "steps"]
-    if len(rows) < _ROWS_MIN or complaining(case) or case.of(ProcessFault) or case.of(WatchdogStuck):
+    troubled = bool(complaining(case) or _has(case, ProcessFault, WatchdogStuck))
+    if len(rows) < _ROWS_MIN or troubled:
         return None
     return Finding(
         reason="steady",
@@ -168,3 +169,7 @@ def undecided(case: Case) -> Finding:
         summary=f"Not decided: {what}; the cause is not in these files",
         would_decide=tuple(missing),
     )
+
+
+def _has(case: Case, *kinds: type[Fact]) -> bool:
+    return any(case.of(kind) for kind in kinds)

@@ -143,8 +143,8 @@ def connection_closed(case: Case) -> Finding | None:
     }
     if timeouts:
         return None  # who timed out closed the pair; its waiting is judged elsewhere
-    everybody = set(range(case.world_size)) if case.world_size else set(case.ranks_named)
-    gone = everybody - complain
+    highest = max(case.ranks_named, default=-1)
+    gone = set(range(case.world_size or highest + 1)) - complain
     if not complain or not gone or len(gone) > len(complain):
         gone = set()
     roots = (

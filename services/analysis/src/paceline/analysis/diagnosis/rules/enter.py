@@ -26,6 +26,7 @@ from paceline.analysis.facts import (
     ProcessEnd,
     ProgressSeen,
     StackSeen,
+    WatchdogStuck,
     WorkTimeout,
 )
 from paceline.contracts.verdicts import (
@@ -227,7 +228,8 @@ def silent(case: Case) -> Finding | None:
         quiet = {highest + 1}
     quiet = {rank for rank in quiet if not waits_elsewhere(case, rank, group)}
     operation = operation_of(case, group, standing.work, sequence)
-    if not quiet or len(quiet) >= len(inside):
+    heard = quiet <= set(case.ranks_named)  # their logs are here and they do not complain
+    if not quiet or len(quiet) > len(inside) or (len(quiet) == len(inside) and not heard):
         return None
     phase = _last_phase(case, quiet)
     return Finding(
@@ -266,6 +268,39 @@ def silent(case: Case) -> Finding | None:
         summary=f"{ranks_text(sorted(quiet))} did not enter {operation_text(operation)}, in which all "
         "others wait" + (f"; it was still busy: {_words(phase)}" if phase else ""),
         would_decide=("the silent rank's stack (py-spy) or flight recorder dump",),
+    )
+
+
+def stuck_watchdog(case: Case) -> Finding | None:
+    """The monitor found the watchdog of few ranks blocked: a lock, the GIL or the driver on those ranks."""
+    facts = case.of(WatchdogStuck)
+    stuck = sorted({rank for fact in facts if (rank := case.rank_of(fact)) is not None})
+    known = max(case.world_size, len(case.ranks_named))
+    if not stuck or len(stuck) * 2 > known:
+        return None
+    longest = max(fact.stuck_s for fact in facts)
+    stacks = [f for f in case.of(StackSeen) if case.rank_of(f) in stuck and f.frames]
+    communicator, operation = main_operation(case)
+    return Finding(
+        reason="stuck_watchdog",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.GIL_HELD,
+        roots=rank_roots(stuck, "its watchdog stands still"),
+        communicator=communicator,
+        operation=operation,
+        phase="inside a driver call, or behind a lock (GIL)",
+        owner=Owner.UNKNOWN,
+        action=Action(
+            ActionKind.COLLECT, ranks_text(stuck), "native stacks (py-spy --native), kernel log of its node"
+        ),
+        confidence=0.6,
+        grounds=(
+            Ground("watchdog", f"watchdog of {ranks_text(stuck)} blocked for {longest} s", origins_of(facts)),
+            *(Ground("stack", " < ".join(f.frames[:3]), (f.origin,)) for f in stacks[:4]),
+        ),
+        summary=f"{ranks_text(stuck)} stands still outside any collective: even its watchdog was blocked for "
+        f"{longest} s (a lock, the GIL or the driver)",
+        would_decide=("a native stack of that process", "the kernel log of its node"),
     )
 
 

@@ -212,8 +212,8 @@ def _is_whole(case: Case, group: str, members: set[int]) -> bool:
     known = set(case.members(group))
     if known:
         return members >= known
-    places = {case.table[group, rank].place for rank in members}
-    places = members if group in ("", DEFAULT_GROUP) else {place for place in places if place is not None}
+    said = (case.table[group, rank].place for rank in members)
+    places = members if group in ("", DEFAULT_GROUP) else {place for place in said if place is not None}
     count = len(places)
     return count >= 2 and places == set(range(count)) and not _lacks_one(count)
 

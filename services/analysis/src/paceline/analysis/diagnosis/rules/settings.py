@@ -356,6 +356,35 @@ def stopped_first(case: Case) -> Finding | None:
     )
 
 
+def spinning(case: Case) -> Finding | None:
+    """Only telemetry, and it shows kernels that run and move nothing: a hang inside collectives."""
+    spin = _spinning(case)
+    if not spin:
+        return None
+    ranks = sorted({rank for fact in spin if (rank := case.rank_of(fact)) is not None})
+    calm = sorted(set(case.ranks_named) - set(ranks))
+    few = bool(calm) and len(calm) * 3 <= len(ranks)
+    return Finding(
+        reason="spinning",
+        verdict_class=VerdictClass.H1 if few else VerdictClass.H3,
+        sub_reason=SubReason.MISSING_ENTER if few else SubReason.ALL_RANKS_STUCK,
+        roots=tuple(Blame(RootKind.RANK, rank=rank, why="does not spin") for rank in calm)
+        if few
+        else (Blame(RootKind.NONE, name="no rank differs", why="all spin alike"),),
+        victims=tuple(ranks),
+        phase="inside a collective (GPUs spin)",
+        owner=Owner.UNKNOWN,
+        action=Action(
+            ActionKind.COLLECT, "", "stacks and flight recorder dumps of all ranks before they are killed"
+        ),
+        confidence=0.5,
+        grounds=(Ground("spin", "GPUs are busy, move no memory and draw little power", origins_of(spin)),),
+        summary="GPUs run kernels that move nothing: they wait inside a collective"
+        + (f", save for {', '.join(f'rank {rank}' for rank in calm)}" if few else ""),
+        would_decide=("flight recorder dumps or stacks of all ranks",),
+    )
+
+
 def _acs(case: Case) -> list[SettingSeen]:
     return [fact for fact in case.of(SettingSeen) if fact.name == _ACS and fact.value == "redirect"]
 

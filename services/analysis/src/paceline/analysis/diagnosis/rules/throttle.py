@@ -81,7 +81,7 @@ def slow_pair(case: Case) -> Finding | None:
     others = [ends for ends in middle if ends not in slow and shared & set(ends)]
     if len(slow) > 1 and len(shared) == 1 and not others:
         node = shared.pop()
-        roots = (_end(node, RootKind.NODE),)
+        roots: tuple[Blame, ...] = (_end(node, RootKind.NODE),)
         what = f"all paths of {node}"
     else:
         roots = tuple(_link(*ends) for ends in slow[:8])
