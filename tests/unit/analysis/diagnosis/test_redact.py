@@ -146,3 +146,12 @@ def test_ten_thousand_hosts_are_quick() -> None:
         redactor.learn_host(f"gpu-{number:05d}.site.example")
     text = " and ".join(f"gpu-{number:05d}" for number in range(0, 10_000, 500))
     assert "gpu-" not in redactor.cover(text)
+
+
+def test_a_host_that_is_a_word_is_covered_where_it_stands_alone() -> None:
+    redactor = Redactor()
+    for host in ("a", "vm", "on"):
+        redactor.learn_host(host)
+    assert redactor.cover("a") != "a"
+    assert redactor.cover("on") != "on"
+    assert redactor.cover("a rank on vm") == "a rank on host-3"

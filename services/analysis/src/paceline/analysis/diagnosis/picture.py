@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from paceline.analysis.diagnosis.answer import Diagnosis
 from paceline.analysis.diagnosis.redact import Redactor
 from paceline.analysis.facts import (
@@ -35,6 +37,7 @@ _MARKED = (
     DesyncReport, OperationMismatch, WatchdogStuck, WorkTimeout, PhaseSeen,
 )  # fmt: skip
 RankOf = Callable[[Fact], "int | None"]
+COMPLETED = 2  # state of a Flight Recorder entry
 RECORDER = "recorder"  # clock of Flight Recorder entries
 
 
@@ -196,7 +199,7 @@ def _from_entries(dump: FlightDump) -> Iterator[tuple[str, int | None, int | Non
     collective = dump.entries[~dump.entries["is_p2p"]]
     for index, group in enumerate(dump.groups):
         mine = collective[collective["group"] == index]
-        done = mine["sequence"][mine["state"] == 2]
+        done = mine["sequence"][mine["state"] == COMPLETED]
         if len(mine):
             yield group_name(group), int(mine["sequence"].max()), int(done.max()) if len(done) else None
 
@@ -207,18 +210,21 @@ def _recorded(
     entries = dump.entries
     if rank is None or not len(entries):
         return
+    functions = [cover(work.function) for work in dump.works]
     for index, group in enumerate(dump.groups):
         mine = entries[entries["group"] == index]
+        mine = mine if last is None else mine[-last:]
+        begin = np.where(mine["started_ns"] > 0, mine["started_ns"], mine["created_ns"])
+        end = np.maximum(mine["completed_ns"], begin)
         name = cover(group_name(group))
-        for entry in mine if last is None else mine[-last:]:
-            begin, end = int(entry["started_ns"] or entry["created_ns"]), int(entry["completed_ns"])
-            work = int(entry["work"])
-            function = cover(dump.works[work].function) if 0 <= work < len(dump.works) else ""
-            ended = end if end >= begin else begin
-            is_open = int(entry["state"]) != 2
-            if begin:
-                stop = None if is_open else ended / 1e9
-                yield Bar(RECORDER, name, rank, function, int(entry["sequence"]), begin / 1e9, stop)
+        columns = (mine["work"], mine["sequence"], begin, end, mine["state"] == COMPLETED)
+        for work, sequence, start_ns, end_ns, is_over in zip(
+            *(part.tolist() for part in columns), strict=True
+        ):
+            if start_ns > 0:
+                function = functions[work] if 0 <= work < len(functions) else ""
+                end_s = end_ns / 1e9 if is_over else None
+                yield Bar(RECORDER, name, rank, function, sequence, start_ns / 1e9, end_s)
 
 
 def _timed_out(fact: WorkTimeout, rank: int | None, cover: Callable[[str], str]) -> Iterator[Bar]:

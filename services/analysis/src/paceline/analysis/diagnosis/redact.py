@@ -24,6 +24,10 @@ _PUBLIC = frozenset((
     "torch", "torchrec", "torchvision", "deepspeed", "megatron", "transformers", "accelerate", "lightning",
     "pytorch_lightning", "ray", "vllm", "sglang", "flash_attn", "nccl", "triton", "numpy", "trl", "verl",
 ))  # fmt: skip
+_SHORT_WORDS = frozenset((
+    "an", "as", "at", "be", "by", "do", "gb", "gs", "id", "if", "in", "ib", "is",
+    "it", "mb", "ms", "ns", "no", "of", "ok", "on", "or", "pg", "so", "to", "up", "us",
+))  # fmt: skip
 _NOT_A_USER = frozenset(("root", "user", "users", "home", "shared", "data", "app", "workspace"))
 _QUOTED = r"(?<=[\"'])(?:~|\.{1,2})?/[^\"'\n]+(?=[\"'])"  # may hold spaces
 _PATH = r"(?<![\w/.-])(?<!:(?=//))(?:~[\w.-]*|\.{1,2})?/[^\s'\"<>|:;,()\[\]{}=`]*[\w/]"
@@ -53,6 +57,9 @@ class Redactor:
         self._hosts: dict[str, None] = {}
         self._users: dict[str, None] = {}
         self._files: dict[str, None] = {}
+        self._whole: dict[
+            str, None
+        ] = {}  # hosts that are words: covered only where nothing stands beside them
         self._given: dict[str, str] = {}
         self._counts: dict[str, int] = {}
         self._scan: re.Pattern[str] | None = None
@@ -61,8 +68,11 @@ class Redactor:
     def learn_host(self, host: str) -> None:
         """A host as a fact names it; its short name is learned as well."""
         host = host.strip().strip(".")
-        if re.fullmatch(r"[\d.:]*|[A-Za-z]{1,2}|localhost", host):
+        if re.fullmatch(r"[\d.:]*|localhost", host):
             return  # an address is found by its form
+        if len(host) < 2 or host.lower() in _SHORT_WORDS:
+            self._whole[host] = None
+            return
         self._add(self._hosts, host.lower())
         short = host.split(".")[0]
         if len(short) > 2 and not short.isdigit():
@@ -133,6 +143,8 @@ class Redactor:
     def _cover(self, text: str) -> str:
         if text in self._files:
             return self.file_name(text)
+        if text in self._whole:
+            return self._give("host", text.lower())
         return self._compiled().sub(self._replace, text)
 
     def _replace(self, found: re.Match[str]) -> str:
