@@ -19,6 +19,8 @@ def _rows(tmp_path: Path, *rows: object) -> list[SampleRow]:
     [
         ("pre_ms", 203.0, "own_s", 0.203),
         ("computeTimeMs", 203.0, "own_s", 0.203),
+        ("fwdBwdTimeMs", 203.0, "own_s", 0.203),
+        ("allreduce_latency_us", 30.0, "collective_s", 3e-5),
         ("coll(us)", 30.0, "collective_s", 3e-5),
         ("perf/step-time", 1.5, "step_s", 1.5),
         ("step_ms", 1500, "step_s", 1.5),

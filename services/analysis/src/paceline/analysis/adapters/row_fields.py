@@ -151,6 +151,7 @@ _LEADING = (
     "avg mean median "
     "p50 max host device nvml dcgm cuda measured elapsed my local gpu step iter iteration"
 )
+_TIME_WORD = re.compile(r"_(?:time|duration|dur|latency|elapsed|span)$")  # behind any name of a time
 _IN_FRONT = frozenset(_LEADING.split())
 # Names that count, name or flag something where they have no unit.
 _AMBIGUOUS = (
@@ -212,10 +213,12 @@ def _number(name: str, value: float) -> tuple[str, float] | None:
         base = name[: rate.start()]
         return (_RATES[base], value * _SCALES[rate[1]]) if base in _RATES else None
     base, _, unit = name.rpartition("_")
-    if base in _TIMES and unit in _UNIT:
-        return _TIMES[base], value * _UNIT[unit]
+    if unit in _UNIT and (base in _TIMES or _TIME_WORD.sub("", base) in _TIMES):
+        return _TIMES.get(base) or _TIMES[_TIME_WORD.sub("", base)], value * _UNIT[unit]
     if name in _TIMES and name not in _NUMBERS_WITHOUT_UNIT:
         return _TIMES[name], value
+    if _TIME_WORD.search(name) and _TIME_WORD.sub("", name) in _TIMES:
+        return _TIMES[_TIME_WORD.sub("", name)], value
     if name in _GAUGES:
         return _GAUGES[name], value
     if name in _RATES:
