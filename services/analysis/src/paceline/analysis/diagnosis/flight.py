@@ -117,8 +117,8 @@ def _members(fold: Fold) -> tuple[list[Member], list[int]]:
     file) join one of the same name, else they are who was seen in them."""
     seen: dict[int, set[int]] = {}
     for rank, part in fold.ranks.items():
-        for group in part.groups:
-            seen.setdefault(group, set()).add(rank)
+        for number in part.groups:
+            seen.setdefault(number, set()).add(rank)
     world = max(fold.ranks, default=-1) + 1
     by_name: dict[str, list[int]] = {}
     shared = Counter(group.description for group in fold.groups if group.ranks or not group.name.isdigit())
