@@ -116,6 +116,13 @@ def document_seeds() -> list[bytes]:
         "entries": [entry, {**entry, "collective_seq_id": 2, "state": "started"}],
     }
     seeds += [pickle.dumps(dump, protocol) for protocol in (2, 4)]
+    operation = {"coll": "AllReduce", "coll_sn": 7, "coll_exec_time_us": 10, "coll_msg_size_bytes": 8}
+    header = {"id": "0x7f8c496ae9f661", "rank": 0, "n_ranks": 8}
+    seeds.append(
+        json.dumps({"header": header, "metadata": {"hostname": "h"}, "coll_perf": operation}).encode()
+    )
+    comma = {"cat": "COLL", "ph": "X", "comm_hash": "0x1", "rank": 0, "seq_num": 4, "dur": 9}
+    seeds.append(json.dumps({**comma, "name": "all_reduce", "args": {"size": 4}}).encode())
     kinds = {adapter.name: 0 for adapter in ADAPTERS.documents}
     chosen: list[bytes] = []
     for seed in seeds:  # a few for each kind, so that every adapter has its share

@@ -11,6 +11,7 @@ from paceline.analysis.adapters.json_documents import JsonDocuments
 from paceline.analysis.adapters.kernel_log import DeviceEvents, HostKills
 from paceline.analysis.adapters.launchers import CleanEnds, KubernetesEnds, RayEnds, SlurmEnds
 from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetwork, NcclSettings
+from paceline.analysis.adapters.nccl_profiles import NcclProfiles
 from paceline.analysis.adapters.nccl_ras import RasText
 from paceline.analysis.adapters.nccl_ras_json import RasJson
 from paceline.analysis.adapters.phases import Phases
@@ -29,6 +30,7 @@ ADAPTERS = Adapters(
         FlightPickles(),
         FlightJson(),
         RasJson(),
+        NcclProfiles(),
         JsonDocuments(),  # last of all: every other JSON document is asked for first
     ),
     lines=(

@@ -6,9 +6,9 @@ those of the communicator. Data that was not obtained is no count: `missing` say
 """
 
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from paceline.analysis.adapters.functions import function_of
@@ -27,6 +27,7 @@ from paceline.analysis.facts import (
     Speaker,
 )
 
+_SNAPSHOTS = count(1)
 GROUPS_MAX = 4096  # rows of the summary table that are remembered for the sizes
 _PROCESS = re.compile(
     r"Process (?P<pid>\d{1,9}) on node (?P<host>\S{1,255}) managing GPUs? (?P<gpus>[\d, ]{1,300})"
@@ -87,7 +88,8 @@ class RasText:
         self._forget("")
 
     def _forget(self, file: str) -> None:
-        self._file, self._line, self._snapshot = file, 0, 0
+        self._file, self._line = file, 0
+        self._snapshot = next_snapshot()
         self._sizes: dict[int, int] = {}
         self._new_section()
 
@@ -103,7 +105,7 @@ class RasText:
             self._forget(origin.file)
         self._line = origin.line
         if "compiled with CUDA" in text and "NCCL version" in text:
-            self._snapshot += 1
+            self._snapshot = next_snapshot()
             self._sizes.clear()
             self._new_section()
         elif found := _SUMMARY.match(text):
@@ -206,7 +208,7 @@ class RasText:
             speaker = replace(block.line.speaker, rank=None, host=address[1])
         if speaker is not None:
             yield Counted(
-                **self._base(block, speaker), group=Group(), missing=missing, snapshot=snapshot_of(block, 0)
+                **self._base(block, speaker), group=Group(), missing=missing, snapshot=next_snapshot()
             )
 
     def _counted(self, block: Block, speaker: Speaker, **values: Any) -> Fact:
@@ -214,7 +216,7 @@ class RasText:
             **self._base(block, speaker),
             group=self._group,
             function=self._function if "launched" in values else "",
-            snapshot=snapshot_of(block, self._snapshot),
+            snapshot=self._snapshot,
             **values,
         )
 
@@ -222,9 +224,9 @@ class RasText:
         return {**base_of(block), "speaker": speaker}
 
 
-def snapshot_of(block: Block, index: int) -> int:
-    """A number that only answers of one query share; it grows within a file."""
-    return (zlib.crc32(block.line.origin.file.encode("utf-8", "replace")) << 12) + min(index, 4095)
+def next_snapshot() -> int:
+    """A number that only answers of one query share; it grows in the order of reading."""
+    return next(_SNAPSHOTS)
 
 
 def speaker_of_process(speaker: Speaker, found: re.Match[str]) -> Speaker:

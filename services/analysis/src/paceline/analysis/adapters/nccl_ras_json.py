@@ -1,7 +1,6 @@
 """`ncclras -f json` (2.28.7 and later) and its monitor mode. 2.28 forgets commas; such a text is repaired."""
 
 import re
-import zlib
 from calendar import timegm
 from collections.abc import Iterator
 from time import strptime
@@ -9,7 +8,7 @@ from typing import Any
 
 from paceline.analysis.adapters.functions import function_of
 from paceline.analysis.adapters.model import Document
-from paceline.analysis.adapters.nccl_ras import COMPLETE, LOST, error_fact
+from paceline.analysis.adapters.nccl_ras import COMPLETE, LOST, error_fact, next_snapshot
 from paceline.analysis.adapters.repaired_json import integer, load_repaired, objects_of, word
 from paceline.analysis.facts import Clock, Counted, Fact, Group, Membership, Origin, SettingSeen, Speaker
 
@@ -48,15 +47,15 @@ class RasJson:
             end = starts[index + 1] if index + 1 < len(starts) else len(text)
             answer = load_repaired(text[start:end])
             if isinstance(answer, dict):
-                yield from _answer(document.name, answer, index)
+                yield from _answer(document.name, answer)
 
 
-def _answer(name: str, answer: dict[str, Any], index: int) -> Iterator[Fact]:
+def _answer(name: str, answer: dict[str, Any]) -> Iterator[Fact]:
     time_s = _seconds(answer.get("timestamp"))
     base: dict[str, Any] = {"time_s": time_s, "clock": Clock.NONE if time_s is None else Clock.UNIX}
     if version := word(answer.get("nccl_version"), 40):
         yield SettingSeen(origin=Origin(name), name="nccl_version", value=version, **base)
-    snapshot = (zlib.crc32(name.encode("utf-8", "replace")) << 12) + index
+    snapshot = next_snapshot()
     for number, communicator in enumerate(_dicts(answer.get("communicators")), 1):
         yield from _communicator(communicator, {"origin": Origin(name, number), **base}, snapshot)
 
