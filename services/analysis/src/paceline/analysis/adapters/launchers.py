@@ -11,7 +11,7 @@ from typing import Any
 from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.adapters.process_errors import base_of
 from paceline.analysis.adapters.torch_reports import ranks_of
-from paceline.analysis.facts import Fact, HostKill, PhaseKind, PhaseSeen, ProcessEnd
+from paceline.analysis.facts import Fact, HostKill, PhaseKind, PhaseSeen, ProcessEnd, SettingSeen
 
 TASKS_MAX = 4096
 _SRUN = re.compile(
@@ -57,6 +57,11 @@ _FINISHED = re.compile(
     r"All workers successfully finished|worker group successfully finished|local worker group finished"
 )
 _DESTROY = re.compile(r"destroy_process_group")
+_STARTS = re.compile(
+    r"Setting OMP_NUM_THREADS environment variable for each process|Starting worker group|"
+    r"[Ss]tarting workers for entrypoint|Starting elastic_operator|\bRestarting worker group|"
+    r"Rendezvous'ing worker group"
+)
 
 
 class SlurmEnds:
@@ -184,3 +189,15 @@ class CleanEnds:
         elif _DESTROY.search(text) and 'File "' not in text:
             ended = "was not called before program exit" in text or "NOT been called" in text
             yield PhaseSeen(**base_of(block), kind=PhaseKind.FINISHED, ended=ended, text=text[:500])
+
+
+class LauncherStarts:
+    """torchrun's words before it starts workers: after a failure they begin the next attempt."""
+
+    name = "launcher starts"
+    needles = ("OMP_NUM_THREADS", "worker group", "orkers for entrypoint", "elastic_operator")
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        text = block.line.text
+        if found := _STARTS.search(text):
+            yield SettingSeen(**base_of(block), name="launcher_start", value="torchrun", text=found[0])

@@ -42,7 +42,8 @@ _RANK = re.compile(r"^\[rank ?(\d{1,18})\]:?\s?|^rank ?(\d{1,18})(?:: ?| +(?=\[)
 _LABEL = re.compile(r"^ *(\d{1,6}): (?=\S)")
 _TASK = re.compile(r"^(?:(?P<host>[\w.-]{1,64}) )?task[ =](?P<task>\d{1,18})(?:: ?| )")
 _HOST = re.compile(
-    r"^(?!(?:[Ee]poch|[Tt]rain|[Tt]est|[Ee]val|[Vv]al|[Ii]ter|[Ss]tep)\w*[: ])"
+    r"^(?!(?:[Ee]poch|[Tt]rain|[Tt]est|[Ee]val|[Vv]al|[Ii]ter|[Ss]tep)\w*[: ]"
+    r"|[\w.]*(?:Error|Exception|Warning)[: ])"
     r"(?P<host>[A-Za-z][\w.-]{0,63})[: ] ?(?=\[[\d A-Z]|NVRM|nvidia-)"
 )
 _NCCL = re.compile(r"^(?P<host>[\w.-]{1,128}):(?P<pid>\d{1,18}):\d{1,18} (?=\[|\(|NCCL )")

@@ -1,8 +1,9 @@
 """Attempts of a job in appended logs: a start after a failure begins the next one.
 
 A start is what only a new process says: NCCL's version or the begin of a communicator's init, a rendezvous,
-a coordinator's endpoint, or a step below one that was reached before. Within one file lines keep their order;
-files are aligned at their last attempt, and facts of files without a start go by time where they have one.
+a launcher's first words, a coordinator's endpoint, or a step below one that was reached before. Within one
+file lines keep their order; files are aligned at their last attempt, and facts of files without a start go by
+time where they have one.
 """
 
 from collections import defaultdict
@@ -31,7 +32,7 @@ from paceline.analysis.facts import (
 ATTEMPTS_MAX = 1000
 _FAILURES = (WorkTimeout, ProcessFault, ProcessEnd, GlooFailure, NetworkFailure)
 _OUTSIDE = (DeviceEvent, HostKill)  # machines do not start again with the job
-_START_SETTINGS = ("nccl_version", "endpoint_served")
+_START_SETTINGS = ("nccl_version", "endpoint_served", "launcher_start")
 
 
 @dataclass

@@ -4,6 +4,7 @@ Three rank numbers occur in logs. Everything here is in global ranks; what canno
 out of the tables, never guessed.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ RANKS_MAX = 1 << 20
 DEFAULT_GROUP = "0"  # torch's name of the group of all ranks
 _DEFAULT_NAMES = ("", DEFAULT_GROUP, "default_pg")
 _COMPARABLE_S = 30 * 86_400.0  # times further apart come from clocks or years that do not fit
+_LOCAL_FOLDER = re.compile(r"(?:^|/)\d+/std(?:err|out)\.log$")  # torchrun --log-dir
 AnyFact = TypeVar("AnyFact", bound=Fact)
 
 
@@ -162,7 +164,21 @@ class Case:
         for fact in self.facts:
             if fact.speaker.rank is not None:
                 ranks[fact.origin.file].add(fact.speaker.rank)
-        return {file: next(iter(found)) for file, found in ranks.items() if len(found) == 1}
+        known = {file: next(iter(found)) for file, found in ranks.items() if len(found) == 1}
+        return self._read_folders(ranks) | known
+
+    def _read_folders(self, ranks: dict[str, set[int]]) -> dict[str, int]:
+        """Ranks of torchrun's folders, one for each local rank, of a job that runs on one node."""
+        local: dict[str, set[int]] = defaultdict(set)
+        for fact in self.facts:
+            if fact.speaker.local_rank is not None and _LOCAL_FOLDER.search(fact.origin.file):
+                local[fact.origin.file].add(fact.speaker.local_rank)
+        folders = {file.rpartition("/")[0]: next(iter(found)) for file, found in local.items()}
+        whole = set(folders.values()) == set(range(len(folders))) and len(folders) > 1
+        named = max((rank for found in ranks.values() for rank in found), default=-1)
+        if not whole or named >= len(folders):
+            return {}
+        return {file: next(iter(found)) for file, found in local.items() if len(found) == 1}
 
     def _read_places(self) -> dict[int, Place]:
         places: dict[int, Place] = {}

@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     enter.behind,
     late.outside,
     # inside
+    start.key_not_set,
     inside.port_events,
     inside.completions,
     inside.connects,

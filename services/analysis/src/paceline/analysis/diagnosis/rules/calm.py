@@ -27,6 +27,7 @@ from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, Sub
 _PHASES_SHOWN = 16
 _REQUESTS = (1, 2, 15)  # hang-up, interrupt, terminate: somebody asked for the end
 _ROWS_MIN = 20
+_EVEN = 1.03  # longest over shortest step of a job that nothing slows
 
 
 def finished(case: Case) -> Finding | None:
@@ -64,8 +65,11 @@ def announced(case: Case) -> Finding | None:
     troubled = bool(complaining(case) or _has(case, ProcessFault, WatchdogStuck))
     if troubled or not steps:
         return None
-    times = [step.step_s for step in steps if step.step_s]
-    if times and max(times) > 1.03 * min(times):
+    times: dict[str, list[float]] = {}  # a bar over something else has another pace
+    for step in steps:
+        if step.step_s:
+            times.setdefault(step.what, []).append(step.step_s)
+    if any(max(paces) > _EVEN * min(paces) for paces in times.values()):
         return None
     last = steps[-1]
     if phases and phases[-1].origin.file == last.origin.file and phases[-1].origin.line > last.origin.line:

@@ -86,7 +86,8 @@ def barrier_report(case: Case) -> Finding | None:
     if not reports:
         return None
     missing = sorted({rank for report in reports for rank in report.missing})
-    world = max([case.world_size, *missing, *case.ranks_named, *(r.expected or 0 for r in reports)])
+    highest = max([*missing, *case.ranks_named])
+    world = max([case.world_size, highest + 1, *(r.expected or 0 for r in reports)])
     if len(missing) * 2 > max(world, 2):
         return None
     speakers = [rank for report in reports if (rank := case.rank_of(report)) is not None]

@@ -11,6 +11,7 @@ from paceline.analysis.diagnosis.rules.finding import (
     origins_of,
     ranks_text,
 )
+from paceline.analysis.diagnosis.rules.start import is_store_wait
 from paceline.analysis.facts import NetworkFailure, NetworkKind, WorkTimeout
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
 
@@ -117,7 +118,7 @@ def completions(case: Case) -> Finding | None:
 
 def connects(case: Case) -> Finding | None:
     """NCCL could not connect to a peer's address: an interface, a firewall, or the peer is gone."""
-    failed = [f for f in case.of(NetworkFailure) if f.kind is NetworkKind.TIMEOUT]
+    failed = [f for f in case.of(NetworkFailure) if f.kind is NetworkKind.TIMEOUT and not is_store_wait(f)]
     if not failed:
         return None
     peers = Counter(f.peer.split("<")[0] for f in failed if f.peer)

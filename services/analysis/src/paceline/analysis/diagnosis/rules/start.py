@@ -1,11 +1,20 @@
 """Before the first collective: endpoints that differ, members that never came, an init that never ends."""
 
+import re
 from collections import Counter, defaultdict
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import Case
 from paceline.analysis.diagnosis.rules.finding import Finding, origins_of, rank_roots, ranks_text
-from paceline.analysis.facts import BarrierReport, Fact, Membership, NetworkFailure, NetworkKind, SettingSeen
+from paceline.analysis.facts import (
+    BarrierReport,
+    Fact,
+    Membership,
+    NetworkFailure,
+    NetworkKind,
+    SettingSeen,
+    WorkTimeout,
+)
 from paceline.contracts.verdicts import (
     Action,
     ActionKind,
@@ -15,6 +24,45 @@ from paceline.contracts.verdicts import (
     SubReason,
     VerdictClass,
 )
+
+_STORE_WAIT = re.compile(r"wait timeout after|Timeout waiting for key|StoreTimeout|Socket Timeout")
+_UNIQUE_ID = re.compile(r"ncclUniqueId from \[(?P<rank>\d{1,6})\]")
+_OTHER_GROUP = re.compile(r"keys?: ?/?(?!default_pg)\w")
+
+
+def is_store_wait(failure: NetworkFailure) -> bool:
+    """Somebody waited for a key that nobody set: no connection failed."""
+    return failure.kind is NetworkKind.TIMEOUT and bool(_STORE_WAIT.search(failure.text))
+
+
+def key_not_set(case: Case) -> Finding | None:
+    """Ranks wait in a store for what another one has to give: its id of a communicator, or its arrival."""
+    waits = [f for f in case.of(NetworkFailure) if is_store_wait(f)]
+    if not waits or case.of(WorkTimeout):
+        return None
+    waiting = sorted({rank for fact in waits if (rank := case.rank_of(fact)) is not None})
+    givers = {
+        int(found["rank"])
+        for fact in waits
+        if (found := _UNIQUE_ID.search(fact.text)) and not _OTHER_GROUP.search(fact.text)
+    } - set(waiting)
+    who = ranks_text(sorted(givers)) if givers else "The rank that sets the key"
+    return Finding(
+        reason="key_not_set",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.BOOTSTRAP,
+        roots=rank_roots(givers, "did not give the communicator's id")
+        or (Blame(RootKind.NONE, name="the rank that has to set the key"),),
+        victims=tuple(waiting),
+        phase="rendezvous (communicator init)",
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.COLLECT, who, "its stack, and its work before the first collective"),
+        confidence=0.75 if givers else 0.5,
+        grounds=(Ground("store_wait", waits[0].text[:200], origins_of(waits)),),
+        summary=f"{who} did not reach the init of the communicator; "
+        f"{ranks_text(waiting) if waiting else 'others'} waited for its key in the store",
+        would_decide=() if givers else ("logs of all ranks: which of them does not wait",),
+    )
 
 
 def endpoints_differ(case: Case) -> Finding | None:
