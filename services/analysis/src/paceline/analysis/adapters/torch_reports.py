@@ -20,7 +20,9 @@ _SIDES = re.compile(
     re.DOTALL,
 )
 _PRINT = re.compile(r"CollectiveFingerPrint\((?P<fields>.*)", re.DOTALL)
-_FIELD = re.compile(r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]{0,4000}\]|\d{1,18}(?=OpType)|\w{1,80})")
+_FIELD = re.compile(
+    r"(SequenceNumber|OpType|TensorShape|TensorDtypes)=(\[[^\]]{0,4000}\]|\d{1,18}(?=OpType)|\w{1,80})"
+)
 _CALL = re.compile(r"^(?P<name>[\w:]+)(?:\((?P<fields>[^)]*)\))?")
 _ASPECTS = re.compile(
     r"(Sequence number|Op type|Tensor(?: Tensor)? (?:shapes|dtypes|devices|device types|layouts))\s*:"
