@@ -45,6 +45,10 @@ def test_names_and_units(name: str, value: float, known: str, expected: float) -
     [
         ({"step": 1, "rank": 0, "pre_ms": 200, "coll_ms": 30, "step_ms": 230}, ["steps"]),
         ({"iteration": 1, "global_rank": 0, "fwd_bwd_time_s": 0.2, "comm_time_s": 0.03}, ["steps"]),
+        ({"step": 0, "rank": 1, "compute": 0.2, "comm": 0.031}, ["steps"]),
+        ({"step": 0, "rank": 1, "t_compute_ms_avg": 200, "t_comm_ms_avg": 31}, ["steps"]),
+        ({"step": 0, "rank": 1, "pre_ms": 200, "coll_ms": 31, "gc_ms": 140}, ["collections", "steps"]),
+        ({"step": 0, "rank": 1, "event": "gc", "pause_ms": 140}, ["collections"]),
         ({"step": 0, "rank": 1, "coll_ms": 850, "tail_ms": 5000, "sync_wait_ms": 10}, ["steps"]),
         ({"t_ms": 50, "rank": 0, "op": "AllReduce", "coll_ms": 2.1}, ["operations"]),
         ({"rank": 3, "step": 7, "generation": 2, "duration_s": 1.4}, ["collections"]),

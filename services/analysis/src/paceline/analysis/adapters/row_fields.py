@@ -15,7 +15,9 @@ documentation of what is accepted; a name that stands in none of them is kept as
 """
 
 import re
+from functools import lru_cache
 
+_NAMES_KEPT = 4096  # of fields, with what they mean
 TIMES = {
     # own work of a rank before it enters the collective of the step
     "own_s": "own own_time pre pre_time pre_collective pre_coll before_collective before_sync "
@@ -42,6 +44,7 @@ TIMES = {
     "step_s": "step iter iteration step_time iter_time iteration_time step_duration time_per_step batch_time "
     "time_per_iteration elapsed_time_per_iteration train_step_time total total_time wall wall_time interval "
     "step_interval time_per_iter step_total",
+    "gc_s": "gc gc_pause gc_collect garbage_collection",
     "duration_s": "duration dur elapsed elapsed_time latency exec exec_time pause pause_time runtime took "
     "op_time kernel_time coll_exec_time",
 }
@@ -147,10 +150,11 @@ _RATE = re.compile(
 )
 _GAUGE_UNIT = re.compile(r"_(?:w|watts?|c|celsius|pct|percent|perc|mhz|mb|mib|gb|gib|mb_s|mbps|mw)$")
 _LEADING = (
-    "time times timing timings timer perf performance train training trainer profile metrics metric "
+    "t time times timing timings timer perf performance train training trainer profile metrics metric "
     "avg mean median "
     "p50 max host device nvml dcgm cuda measured elapsed my local gpu step iter iteration"
 )
+_STATISTIC = re.compile(r"(?<=_(?:ns|us|ms))_(?:avg|mean|median|p50)$|(?<=_s)_(?:avg|mean|median|p50)$")
 _TIME_WORD = re.compile(r"_(?:time|duration|dur|latency|elapsed|span)$")  # behind any name of a time
 _IN_FRONT = frozenset(_LEADING.split())
 # Names that count, name or flag something where they have no unit.
@@ -176,26 +180,39 @@ _RATES, WORD_OF, _STAMPS = _turned(RATES), _turned(WORDS), _turned(STAMPS)
 _UNIT = {alias: scale for scale, aliases in _SECONDS.items() for alias in aliases.split()}
 
 
+@lru_cache(maxsize=_NAMES_KEPT)
 def bare_name(name: str) -> str:
     """`coll(ms)`, `recvCount`, `perf/step-time` as `coll_ms`, `recv_count`, `perf_step_time`."""
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name[:80])
-    return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).strip("_")
+    return _STATISTIC.sub("", re.sub(r"[^a-z0-9]+", "_", spaced.lower()).strip("_")).replace("_cnt", "_count")
 
 
 def number_of(name: str, value: float) -> tuple[str, float]:
     """The name used here and the value in its unit, of one field whose name is bare."""
+    known, scale = _known(name)
+    return known, value * scale
+
+
+@lru_cache(maxsize=_NAMES_KEPT)
+def _known(name: str) -> tuple[str, float]:
     shortened = name
     for _ in range(3):
-        found = _number(shortened, value)
+        found = _number(shortened, 1.0)
         if found is not None:
             return found
         front, _, rest = shortened.partition("_")
         if not rest or front not in _IN_FRONT:
             break
         shortened = rest
-    return name, value
+    return name, 1.0
 
 
+def bare_time(name: str) -> str | None:
+    """The time that a name without a unit may mean, besides a count or a word."""
+    return _TIMES.get(name) if name in _NUMBERS_WITHOUT_UNIT and name not in _COUNTS else None
+
+
+@lru_cache(maxsize=_NAMES_KEPT)
 def stamp_of(name: str) -> tuple[str, float] | None:
     """For names of points in time: which, and the seconds of one unit (0 where the name has none)."""
     if name in _STAMPS:

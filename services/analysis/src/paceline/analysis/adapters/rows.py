@@ -35,7 +35,14 @@ from typing import Any
 
 from paceline.analysis.adapters.functions import function_of
 from paceline.analysis.adapters.model import Block
-from paceline.analysis.adapters.row_fields import NETWORK_COUNTER, WORD_OF, bare_name, number_of, stamp_of
+from paceline.analysis.adapters.row_fields import (
+    NETWORK_COUNTER,
+    WORD_OF,
+    bare_name,
+    bare_time,
+    number_of,
+    stamp_of,
+)
 from paceline.analysis.adapters.row_times import point_in_time
 from paceline.analysis.facts import (
     CallSeen,
@@ -143,9 +150,20 @@ def read_fields(row: Mapping[str, Any]) -> Fields:
                 _stamp(fields, stamp[0], value, when)
             continue
         _put(fields, "duration_" + name.rpartition("_")[2] if stamp is not None else name, value)
+    _settle(fields)
     if fields.end_s is not None and fields.time_s is not None and fields.end_s >= fields.time_s:
         fields.numbers.setdefault("duration_s", fields.end_s - fields.time_s)
     return fields
+
+
+def _settle(fields: Fields) -> None:
+    """Names that may be times are times in a row of times; a collection that took no time was none."""
+    numbers = fields.numbers
+    if "own_s" in numbers or "step_s" in numbers:
+        for name in [name for name in numbers if (known := bare_time(name)) and known not in numbers]:
+            numbers[str(bare_time(name))] = numbers.pop(name)
+    if numbers.get("gc_s", 0.0) > 0:
+        numbers.setdefault("duration_s", numbers["gc_s"])
 
 
 def _stamp(fields: Fields, which: str, value: Any, when: tuple[float, Clock]) -> None:
@@ -166,6 +184,8 @@ def kinds_of(fields: Fields) -> tuple[str, ...]:
     spoken = " ".join(words.get(name, "") for name in ("phase", "op", "action"))
     if "generation" in numbers or (_COLLECT.search(spoken) and fields.has("duration_s")):
         return ("collections",)
+    if numbers.get("gc_s", 0.0) > 0:
+        found.append("collections")
     if "action" in words and not timed and fields.time_s is not None:
         return ("actions",)
     if (
@@ -255,6 +275,8 @@ def _put(fields: Fields, name: str, value: Any) -> None:
     if number is None:
         return
     word = WORD_OF.get(name)
+    if word == "comm" and number != int(number):
+        word = None  # how long, not which
     if word in ("node", "gpu", "comm", "src", "dst") and not isinstance(value, bool):
         fields.words.setdefault(word, str(value)[:_WORD_CHARS])
         if word not in ("src", "dst"):
