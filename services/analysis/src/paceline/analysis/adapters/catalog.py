@@ -14,6 +14,7 @@ from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetw
 from paceline.analysis.adapters.nccl_profiles import NcclProfiles
 from paceline.analysis.adapters.nccl_ras import RasText
 from paceline.analysis.adapters.nccl_ras_json import RasJson
+from paceline.analysis.adapters.nccl_setup import NcclSetup
 from paceline.analysis.adapters.phases import Phases
 from paceline.analysis.adapters.process_errors import ProcessEnds, ProcessFaults
 from paceline.analysis.adapters.progress import Progress
@@ -45,6 +46,7 @@ ADAPTERS = Adapters(
         NcclCalls(),
         NcclNetwork(),
         NcclSettings(),
+        NcclSetup(),
         RasText(),
         DeviceEvents(),
         HostKills(),

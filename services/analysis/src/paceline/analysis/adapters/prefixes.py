@@ -34,6 +34,9 @@ _WEEKDAY = re.compile(
 _SYSLOG = re.compile(
     r"^(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d) (?P<host>[\w.-]+) kernel: ?"
 )
+_JOURNAL = re.compile(  # after an ISO date
+    r"^(?P<host>[A-Za-z][\w.-]{0,63}) kernel: ?(?:\[ *\d{1,9}\.\d{1,9}\] ?)?"
+)
 _CLOCK = re.compile(r"^(?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,18})?)\s+")
 _BOOT = re.compile(r"^\[ *(?P<time>\d{1,9}\.\d{1,9})\] ?")
 _START = re.compile(r"^t= *(?P<time>\d{1,18}(?:\.\d{1,18})?)s ")
@@ -130,6 +133,8 @@ def _take_speaker(state: _Read) -> _Read | None:
     if found := _NCCL.match(text):
         spoken = replace(speaker, host=found["host"], pid=int(found["pid"]))
         return replace(state, text=text[found.end() :], speaker=spoken)
+    if state.clock is Clock.UNIX and (found := _JOURNAL.match(text)):
+        return replace(state, text=text[found.end() :], speaker=replace(speaker, host=found["host"]))
     if found := _HOST.match(text):
         return replace(state, text=text[found.end() :], speaker=replace(speaker, host=found["host"]))
     if found := _LABEL.match(text):

@@ -121,7 +121,7 @@ WORDS = {
     "head": "stream_head running_kernel current_kernel head_kernel gpu_kernel active_kernel kernel "
     "kernel_name "
     "stream_top last_kernel in_flight",
-    "action": "action api nvml_call command syscall verb request",
+    "action": "action api call nvml_call command syscall verb request",
     "phase": "phase event type kind stage category span activity",
     "role": "role tag purpose label direction",
     "shape": "shape shapes sizes tensor_shape input_shape tensor_size",

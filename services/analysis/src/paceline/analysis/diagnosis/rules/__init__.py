@@ -9,6 +9,7 @@ from paceline.analysis.diagnosis.rules import (
     agree,
     calm,
     counts,
+    differ,
     ends,
     enter,
     hardware,
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     hardware.device_fault,
     # start
     start.endpoints_differ,
+    differ.init_refused,
     # ends and errors of processes
     late.crossed_messages,
     ends.killed,
@@ -48,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     judged.table,
     enter.behind,
     late.outside,
+    late.other_call,
     # inside
     start.key_not_set,
     inside.port_events,
@@ -56,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     settings.stopped_first,
     settings.odd_one_ahead,
     settings.device_missing,
+    differ.adapters_differ,
     inside.everybody_inside,
     enter.gloo_late,
     enter.silent,
@@ -73,6 +77,8 @@ RULES: tuple[Rule, ...] = (
     throttle.slowed_device,
     throttle.slow_pair,
     settings.acs_slow,
+    differ.port_counters,
+    differ.version_slow,
     settings.bandwidth_collapse,
     settings.spinning,
     # nothing wrong

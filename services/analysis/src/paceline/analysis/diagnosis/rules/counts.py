@@ -165,7 +165,11 @@ def one_apart(case: Case) -> Finding | None:
     if len(spread) < 2 or max(spread, key=lambda n: n or 0) is None:
         return None
     low, high = min(n or 0 for n in spread), max(n or 0 for n in spread)
-    many = sum(fact.ranks_alike for fact in facts if fact.launched == low)
+    snapshots = {fact.snapshot for fact in facts}
+    last = max(snapshots)
+    many = sum(fact.ranks_alike for fact in facts if fact.launched == low and fact.snapshot == last)
+    by_snapshot = [{f.launched for f in facts if f.snapshot == one} for one in snapshots]
+    stays = len(snapshots) > 1 and all(counts == spread for counts in by_snapshot)
     named = sorted({r for f in facts if f.launched == low and (r := case.rank_of(f)) is not None})
     ahead = sorted({r for f in facts if f.launched == high and (r := case.rank_of(f)) is not None})
     group = facts[0].group
@@ -173,7 +177,9 @@ def one_apart(case: Case) -> Finding | None:
     behind = tuple(named) or tuple(sorted(set(range(size)) - set(ahead))) if size else tuple(named)
     return Finding(
         reason="one_apart",
-        verdict_class=VerdictClass.INCONCLUSIVE if high - low > _SPREAD_NORMAL else VerdictClass.NONE,
+        verdict_class=VerdictClass.INCONCLUSIVE
+        if stays or high - low > _SPREAD_NORMAL
+        else VerdictClass.NONE,
         sub_reason=SubReason.NONE,
         roots=(
             Blame(
@@ -209,7 +215,19 @@ def _snapshots(case: Case) -> dict[tuple[str, str], dict[int, dict[int, int]]]:
         rank = case.rank_of(fact)
         if rank is not None and fact.launched is not None and not fact.missing:
             found[fact.group.name, fact.function][fact.snapshot][rank] = fact.launched
+    _add_unnamed(case, found)
     return found
+
+
+def _add_unnamed(case: Case, found: dict[tuple[str, str], dict[int, dict[int, int]]]) -> None:
+    """RAS names the minority only: where one count is given without names, it is that of all others."""
+    for fact in case.of(Counted):
+        if fact.launched is None or fact.ranks_alike < 2 or case.rank_of(fact) is not None:
+            continue
+        row = found.get((fact.group.name, fact.function), {}).get(fact.snapshot, {})
+        others = set(range(min(fact.group.size, 1 << 20))) - set(row)
+        if row and len(others) == fact.ranks_alike:
+            row.update(dict.fromkeys(others, fact.launched))
 
 
 def _grows(gap: list[int]) -> bool:

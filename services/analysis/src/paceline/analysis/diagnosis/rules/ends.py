@@ -19,6 +19,7 @@ from paceline.analysis.diagnosis.rules.finding import (
 )
 from paceline.analysis.facts import (
     BarrierReport,
+    DeviceEvent,
     Fact,
     GlooFailure,
     GlooKind,
@@ -55,7 +56,7 @@ def own_failure(case: Case) -> Finding | None:
     own = [
         fault for fault in case.of(ProcessFault) if is_own_error(fault) and not _is_consequence(case, fault)
     ]
-    if not own or not (_somebody_waits(case) or case.of(ProcessEnd)):
+    if not own or not (_somebody_waits(case) or bool(case.of(ProcessEnd)) or bool(case.of(DeviceEvent))):
         return None
     timed = [fault for fault in own if fault.time_s is not None]
     first = min(timed, key=lambda fault: fault.time_s or 0.0) if len(timed) == len(own) else own[0]
@@ -176,8 +177,11 @@ def is_own_error(fault: ProcessFault) -> bool:
 def _is_consequence(case: Case, fault: ProcessFault) -> bool:
     """The rank's own watchdog or transport had already given up."""
     rank = case.rank_of(fault)
-    before: list[Fact] = [*case.of(WorkTimeout), *case.of(GlooFailure), *case.of(NetworkFailure)]
-    return any((rank is None or case.rank_of(f) in (rank, None)) and is_before(f, fault) for f in before)
+    own: list[Fact] = [*case.of(WorkTimeout), *case.of(GlooFailure)]
+    network = case.of(NetworkFailure)  # of processes whose rank no line says: the peers, seldom this one
+    return any((rank is None or case.rank_of(f) in (rank, None)) and is_before(f, fault) for f in own) or any(
+        (rank is None or case.rank_of(f) == rank) and is_before(f, fault) for f in network
+    )
 
 
 def _is_death(case: Case, end: ProcessEnd) -> bool:
@@ -197,7 +201,8 @@ def _is_death(case: Case, end: ProcessEnd) -> bool:
 
 
 def _somebody_waits(case: Case) -> bool:
-    return bool(_waiting_ranks(case)) or bool(case.of(BarrierReport)) or bool(case.of(WorkTimeout))
+    kinds = (BarrierReport, WorkTimeout, NetworkFailure)
+    return bool(_waiting_ranks(case)) or any(case.of(kind) for kind in kinds)
 
 
 def _waiting_ranks(case: Case) -> list[int]:

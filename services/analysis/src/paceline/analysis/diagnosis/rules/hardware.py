@@ -5,7 +5,9 @@ follows a link that went down, and the process in the line is only the one that 
 Actions after NVIDIA's Xid catalog.
 """
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import Case, is_before, seconds_after
@@ -17,6 +19,14 @@ from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, Sub
 _CONSEQUENCES = frozenset({43, 45, 63, 92, 154, 162, 163, 164})
 _OF_APPLICATION = frozenset({8, 13, 31, 32, 38, 68, 69, 109})  # a program's fault unless hardware fails too
 _LINKS = frozenset(range(144, 151))  # NVLink 5
+_LINK_CODES = _LINKS | {74}
+_OF_LINK = _LINK_CODES | {
+    13,
+    31,
+    94,
+    137,
+}  # what other GPUs of a domain report after one link or switch failed
+_CAUSED_BY = re.compile(r"caused by previous Xid (\d{1,4})")
 _REPLACE = frozenset({61, 62, 79, 110, 143})
 _SAME_MOMENT_S = 2.0
 _TEARDOWN_S = 10.0  # an application's Xid that much after the job's own complaint is its end
@@ -120,7 +130,7 @@ def device_fault(case: Case) -> Finding | None:
 
 def _causes(case: Case, events: Sequence[DeviceEvent]) -> list[DeviceEvent]:
     """Events that can be first causes, the first one first."""
-    able = [event for event in events if _can_cause(event)]
+    able = [event for event in events if _can_cause(event)] or _named_causes(events)
     able = [event for event in able if not (_is_application(event) and _is_teardown(case, event))]
     if any(event.severity == "Fatal" and event.code in _LINKS for event in able):
         able = [event for event in able if event.code not in _LINKS or event.severity == "Fatal"]
@@ -133,6 +143,13 @@ def _causes(case: Case, events: Sequence[DeviceEvent]) -> list[DeviceEvent]:
     if all(event.time_s is not None for event in chosen) and len({event.clock for event in chosen}) == 1:
         chosen = sorted(chosen, key=lambda event: event.time_s or 0.0)
     return chosen
+
+
+def _named_causes(events: Sequence[DeviceEvent]) -> list[DeviceEvent]:
+    """Where only the cleanup is left of the log: it names the event that it follows."""
+    found = [(event, _CAUSED_BY.search(event.text)) for event in events]
+    named = [replace(event, code=int(cause[1])) for event, cause in found if cause]
+    return [event for event in named if _can_cause(event)]
 
 
 def _can_cause(event: DeviceEvent) -> bool:
@@ -154,7 +171,8 @@ def _independent(causes: Sequence[DeviceEvent]) -> list[DeviceEvent]:
         if (
             device not in devices
             and event.code != first.code
-            and not (event.code in _LINKS | {74} and first.code == 79)
+            and not (event.code in _LINK_CODES and first.code == 79)
+            and not (event.code in _OF_LINK and (first.is_switch or first.code in _LINK_CODES))
         ):
             devices.add(device)
             found.append(event)

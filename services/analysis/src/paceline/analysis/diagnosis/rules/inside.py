@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import DEFAULT_GROUP, Case
+from paceline.analysis.diagnosis.rules.differ import shared_peer
 from paceline.analysis.diagnosis.rules.finding import (
     Finding,
     main_operation,
@@ -12,7 +13,7 @@ from paceline.analysis.diagnosis.rules.finding import (
     ranks_text,
 )
 from paceline.analysis.diagnosis.rules.start import is_store_wait
-from paceline.analysis.facts import NetworkFailure, NetworkKind, WorkTimeout
+from paceline.analysis.facts import NetworkFailure, NetworkKind, SettingSeen, WorkTimeout
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
 
 _RETRIES = 12  # IBV_WC_RETRY_EXC_ERR: the other end did not acknowledge
@@ -73,22 +74,28 @@ def completions(case: Case) -> Finding | None:
     seen = Counter((f.speaker.host, _index(f)) for f in failed)
     peers = Counter(f.peer.split("<")[0] for f in failed if f.peer)
     peer = peers.most_common(1)[0][0] if peers else ""
-    roots = tuple(
-        Blame(
-            RootKind.LINK,
-            rank=_rank_at(case, failed, host, gpu),
-            node=host,
-            gpu=gpu,
-            name=" ".join(
-                part for part in (_device(failed, host, gpu), f"to {peer}" if peer else "") if part
-            ),
-            why=f"{times} failed completions",
+    far = shared_peer([(f.speaker.host, f.peer.split("<")[0]) for f in failed if f.peer], _addresses(case))
+    roots = (
+        (Blame(RootKind.NODE, node=far, why="far end of all failed completions"),)
+        if far
+        else tuple(
+            Blame(
+                RootKind.LINK,
+                rank=_rank_at(case, failed, host, gpu),
+                node=host,
+                gpu=gpu,
+                name=" ".join(
+                    part for part in (_device(failed, host, gpu), f"to {peer}" if peer else "") if part
+                ),
+                why=f"{times} failed completions",
+            )
+            for (host, gpu), times in seen.most_common(8)
         )
-        for (host, gpu), times in seen.most_common(8)
     )
     status = Counter(f.status for f in failed).most_common(1)[0][0]
     meaning = "retries exceeded: the peer did not acknowledge" if status == _RETRIES else f"status {status}"
-    where = ", ".join(f"{root.node or 'a node'} GPU {root.gpu}".strip() for root in roots)
+    places = [f"{host or 'a node'} GPU {gpu}".strip() for (host, gpu), _ in seen.most_common(8)]
+    where = ", ".join(places)
     communicator, operation = main_operation(case)
     return Finding(
         reason="completions",
@@ -114,6 +121,12 @@ def completions(case: Case) -> Finding | None:
         summary=f"The path from {where} to {peer or 'its peer'} failed ({meaning})",
         would_decide=("counters of both ends' adapters and switch ports",),
     )
+
+
+def _addresses(case: Case) -> dict[str, str]:
+    """Host by the address of its bootstrap."""
+    said = [fact for fact in case.of(SettingSeen) if fact.name == "own_address" and fact.speaker.host]
+    return {fact.value: fact.speaker.host for fact in said}
 
 
 def connects(case: Case) -> Finding | None:

@@ -37,6 +37,9 @@ _INSIDE = re.compile(
 _HOST_SYNC = re.compile(
     r"^(?:synchronize|tolist|item|_local_scalar_dense|cudaStreamSynchronize|cpu)\b|memcpy_and_sync"
 )
+_WHOLE_GROUP = frozenset(
+    {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier", "all_to_all", "reduce"}
+)
 _FRAMES_SEEN = 6
 _GPU_THREAD = "gpu kernel"
 _MINORITY = 0.34  # more ranks outside than this and their stacks decide nothing
@@ -125,6 +128,43 @@ def outside(case: Case) -> Finding | None:
         ),
         summary=f"{ranks_text(ranks)} is in no collective ({frame}); all others wait in calls that "
         f"follow from it ({words})",
+    )
+
+
+def other_call(case: Case) -> Finding | None:
+    """Stacks: all stand in collectives of two kinds, a small part in the one and most in the other."""
+    stacks = _main_stacks(case)
+    calls = {rank: _call(stack) for rank, stack in stacks.items()}
+    count = Counter(calls.values())
+    if len(count) != 2 or not set(count) <= _WHOLE_GROUP or len(calls) < 4:
+        return None
+    (usual, many), (other, few) = count.most_common()
+    if few > _MINORITY * many:
+        return None
+    ranks = sorted(rank for rank, call in calls.items() if call == other)
+    return Finding(
+        reason="other_call",
+        verdict_class=VerdictClass.H2,
+        sub_reason=SubReason.OPERATION_MISMATCH,
+        roots=rank_roots(ranks, f"in {other}, the others in {usual}"),
+        victims=tuple(sorted(set(calls) - set(ranks))),
+        operation=Operation("", "", usual, 0),
+        phase=f"{other} against {usual}",
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.FIX_CODE, ranks_text(ranks), "make all ranks issue the same calls"),
+        confidence=0.6,
+        grounds=(
+            Ground(
+                "stacks",
+                f"{ranks_text(ranks)}: {' < '.join(stacks[ranks[0]].frames[:4])}",
+                origins_of(stacks[rank] for rank in ranks),
+            ),
+            Ground(
+                "others", f"{many} in {usual}", origins_of(s for r, s in stacks.items() if r not in ranks)
+            ),
+        ),
+        summary=f"{ranks_text(ranks)} stand in {other} while {many} others stand in {usual}: calls differ",
+        would_decide=("flight recorder dumps: which group each call belongs to",),
     )
 
 
