@@ -94,6 +94,10 @@ class Case:
         self.ranks_named = self._read_ranks()
         self.world_size = self._read_world()
         self.table = self._read_table()
+        self.waiting_in: dict[int, set[str]] = defaultdict(set)  # groups in which a rank gave up
+        for (group, rank), standing in self.table.items():
+            if standing.work is not None:
+                self.waiting_in[rank].add(group)
 
     def of(self, kind: type[AnyFact]) -> list[AnyFact]:
         """All facts of a kind, in order of the input."""
@@ -227,17 +231,24 @@ class Case:
             standing.enqueued = _later(standing.enqueued, status.enqueued)
             standing.started = _later(standing.started, status.started)
             standing.completed = _later(standing.completed, status.completed)
-            standing.failed = standing.failed if status.failed is None else status.failed
+            standing.failed = _earlier(standing.failed, status.failed)
             standing.place = status.speaker.group_rank if standing.place is None else standing.place
             standing.origins.append(status.origin)
+        spoken: dict[int, list[Standing]] = defaultdict(list)
+        for (group, rank), standing in table.items():
+            if group:
+                spoken[rank].append(standing)
         for timeout in self.of(WorkTimeout):
             rank = self.rank_of(timeout)
             if rank is not None:
-                self._add_timeout(table, timeout, rank)
+                self._add_timeout(
+                    table, timeout, rank, timeout.group.name or _group_of(timeout, spoken[rank])
+                )
         return table
 
-    def _add_timeout(self, table: dict[tuple[str, int], Standing], timeout: WorkTimeout, rank: int) -> None:
-        group = timeout.group.name or self._group_of(table, timeout, rank)
+    def _add_timeout(
+        self, table: dict[tuple[str, int], Standing], timeout: WorkTimeout, rank: int, group: str
+    ) -> None:
         standing = table.setdefault((group, rank), Standing(group, rank))
         standing.origins.insert(0, timeout.origin)
         standing.place = timeout.speaker.group_rank if standing.place is None else standing.place
@@ -246,13 +257,13 @@ class Case:
             if timeout.time_s is not None and timeout.ran_ms is not None:
                 standing.entered_s, standing.clock = timeout.time_s - timeout.ran_ms / 1000, timeout.clock
 
-    def _group_of(self, table: dict[tuple[str, int], Standing], timeout: WorkTimeout, rank: int) -> str:
-        """The timeout's line names no group; the status line of the same rank and work does."""
-        mine = [standing for (_, other), standing in table.items() if other == rank and standing.group]
-        for standing in mine:
-            if timeout.work.sequence is not None and standing.failed == timeout.work.sequence:
-                return standing.group
-        return mine[0].group if len({standing.group for standing in mine}) == 1 else ""
+
+def _group_of(timeout: WorkTimeout, mine: Sequence[Standing]) -> str:
+    """The timeout's line names no group; the status line of the same rank and work does."""
+    for standing in mine:
+        if timeout.work.sequence is not None and standing.failed == timeout.work.sequence:
+            return standing.group
+    return mine[0].group if len({standing.group for standing in mine}) == 1 else ""
 
 
 def seconds_after(first: Fact, second: Fact) -> float | None:
@@ -296,6 +307,12 @@ def _gathered_size(work: Work) -> int:
     if work.function != "all_gather" or not work.count_in or not work.count_out:
         return 0
     return work.count_out // work.count_in if work.count_out % work.count_in == 0 else 0
+
+
+def _earlier(known: int | None, found: int | None) -> int | None:
+    if known is None or found is None:
+        return found if known is None else known
+    return min(known, found)
 
 
 def _later(known: int | None, found: int | None) -> int | None:

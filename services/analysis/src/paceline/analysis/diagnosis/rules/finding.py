@@ -136,7 +136,7 @@ def main_wait(case: Case) -> tuple[str, Standing] | None:
 
 def waits_elsewhere(case: Case, rank: int, group: str) -> bool:
     """Whether this rank gave up on an operation of another group: it waits, it is not where it begins."""
-    return any(s.rank == rank and s.group != group and s.work is not None for s in case.table.values())
+    return rank in case.waiting_in and bool(case.waiting_in[rank] - {group})
 
 
 def _first_group(timed: Sequence[Standing]) -> str:
