@@ -101,10 +101,12 @@ def document_seeds() -> list[bytes]:
     seeds = [path.read_bytes() for path in sorted(CASES.rglob("*.json")) if path.stat().st_size < 65_536]
     seeds += [json.dumps(json.loads(seed)).encode() for seed in seeds[:20]]
     entry = {
-        "record_id": 0, "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": 1, "p2p_seq_id": 0,
+        "record_id": 0, "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": 1,
+        "p2p_seq_id": 0,
         "op_id": 1, "profiling_name": "nccl:all_reduce", "time_created_ns": 5, "input_sizes": [[4]],
         "output_sizes": [[4]], "input_dtypes": ["Float"], "output_dtypes": ["Float"], "state": "completed",
-        "time_discovered_started_ns": None, "time_discovered_completed_ns": 9, "retired": True, "timeout_ms": 600000,
+        "time_discovered_started_ns": None, "time_discovered_completed_ns": 9, "retired": True,
+        "timeout_ms": 600000,
         "is_p2p": False, "frames": [],
     }  # fmt: skip
     dump = {

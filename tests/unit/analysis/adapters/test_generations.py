@@ -1,4 +1,4 @@
-"""Every generation of torch's, gloo's, NCCL's and the kernel's lines, as tools really wrote them.
+"""Every generation of torch's and gloo's lines, as tools really wrote them.
 
 One parameter is one form; the words around the numbers differ between versions, the numbers are ours.
 """
@@ -9,16 +9,11 @@ import pytest
 
 from paceline.analysis.facts import (
     BarrierReport,
-    CallSeen,
     DesyncReport,
-    DeviceEvent,
     GlooFailure,
     GlooKind,
     GroupStatus,
-    NetworkFailure,
-    NetworkKind,
     OperationMismatch,
-    ProcessEnd,
     WatchdogStuck,
     WorkTimeout,
 )
@@ -34,36 +29,66 @@ NUMELS = "NumelIn=80, NumelOut=640, "
         (  # 1.11 and older
             f"[E ProcessGroupNCCL.cpp:566] [Rank 1] {CAUGHT}WorkNCCL(OpType=BROADCAST, Timeout(ms)=60000) "
             "ran for 60012 milliseconds before timing out.",
-            None, 1, None, "broadcast", None, 60012,
+            None,
+            1,
+            None,
+            "broadcast",
+            None,
+            60012,
         ),
         (  # 1.12 to 2.0
             f"[E ProcessGroupNCCL.cpp:828] [Rank 3] {CAUGHT}WorkNCCL(SeqNum=77, OpType=ALLREDUCE, "
             "TensorShape=[3, 4], Timeout(ms)=60000) ran for 60013 milliseconds before timing out.",
-            None, 3, 77, "all_reduce", None, 60013,
+            None,
+            3,
+            77,
+            "all_reduce",
+            None,
+            60013,
         ),
         (  # 2.1
             f"[E ProcessGroupNCCL.cpp:475] [Rank 3] {CAUGHT}WorkNCCL(SeqNum=77, "
             f"OpType=_ALLGATHER_BASE, {NUMELS}"
             "Timeout(ms)=600000) ran for 600096 milliseconds before timing out.",
-            None, 3, 77, "all_gather", 80, 600096,
+            None,
+            3,
+            77,
+            "all_gather",
+            80,
+            600096,
         ),
         (  # 2.1, blocking wait
             f"Work WorkNCCL(SeqNum=5, OpType=REDUCE, {NUMELS}Timeout(ms)=1000) timed out in blocking wait "
             "(NCCL_BLOCKING_WAIT=1).",
-            None, None, 5, "reduce", 80, None,
+            None,
+            None,
+            5,
+            "reduce",
+            80,
+            None,
         ),
         (  # 2.2 and 2.3
             f"[rank3]:[E ProcessGroupNCCL.cpp:563] [Rank 1] {CAUGHT}WorkNCCL(SeqNum=77, "
             "OpType=ALLTOALL_BASE, "
             f"{NUMELS}Timeout(ms)=600000) ran for 600096 milliseconds before timing out.",
-            3, 1, 77, "all_to_all", 80, 600096,
+            3,
+            1,
+            77,
+            "all_to_all",
+            80,
+            600096,
         ),
         (  # 2.4 and later; the watchdog was blocked for hours
             "[rank3]:[E801 14:37:42.731834446 ProcessGroupNCCL.cpp:607] [Rank 1] "
             f"{CAUGHT}WorkNCCL(SeqNum=77, "
             f"OpType=_REDUCE_SCATTER_BASE, {NUMELS}Timeout(ms)=600000) ran for 25624887 milliseconds "
             "before timing out.",
-            3, 1, 77, "reduce_scatter", 80, 25624887,
+            3,
+            1,
+            77,
+            "reduce_scatter",
+            80,
+            25624887,
         ),
         (  # behind a progress bar, and folded by Ray
             "Epoch 3:  42%|####      | 42/100 [01:00<01:20,  1.38s/it](Worker pid=7, ip=10.0.0.1) "
@@ -71,7 +96,12 @@ NUMELS = "NumelIn=80, NumelOut=640, "
             f"14:37:42.731834446 ProcessGroupNCCL.cpp:607] [Rank 1] {CAUGHT}WorkNCCL(SeqNum=77, OpType=SEND, "
             f"{NUMELS}Timeout(ms)=600000) ran for 600096 milliseconds before timing out. [repeated 6x "
             "across cluster]",
-            3, 1, 77, "send", 80, 600096,
+            3,
+            1,
+            77,
+            "send",
+            80,
+            600096,
         ),
         (  # kubelet before torchrun
             "2026-01-01T10:00:00.123456789Z stderr F [default0]:[rank8]:[E101 10:00:00.1 "
@@ -79,10 +109,15 @@ NUMELS = "NumelIn=80, NumelOut=640, "
             f"[Rank 0] {CAUGHT}WorkNCCL(SeqNum=1, OpType=COALESCED, NumelIn=0, NumelOut=0, "
             "Timeout(ms)=600000) "
             "ran for 600096 milliseconds before timing out.",
-            8, 0, 1, "coalesced", 0, 600096,
+            8,
+            0,
+            1,
+            "coalesced",
+            0,
+            600096,
         ),
     ],
-)  # fmt: skip
+)
 def test_watchdogs_of_every_generation(
     tmp_path: Path,
     line: str,
@@ -108,41 +143,53 @@ def test_watchdogs_of_every_generation(
     [
         (  # 2.2 and 2.3
             "[PG 0 Rank 2] Timeout at NCCL work: 7, last enqueued NCCL work: 9, last completed NCCL work: 6.",
-            ("0", ""), 2, (9, 6, 7),
+            ("0", ""),
+            2,
+            (9, 6, 7),
         ),
         (  # 2.4
             "[PG 0 (default_pg) Rank 1] Exception (either an error or timeout) detected by watchdog at "
             "work: 7, "
             "last enqueued NCCL work: 9, last completed NCCL work: 6.",
-            ("0", "default_pg"), 1, (9, 6, 7),
+            ("0", "default_pg"),
+            1,
+            (9, 6, 7),
         ),
         (  # 2.5, a group without a description
             "[PG ID 1 PG GUID 2 Rank 1] Timeout at NCCL work: 7, last enqueued NCCL work: 9, last "
             "completed NCCL work: 6.",
-            ("2", ""), 1, (9, 6, 7),
+            ("2", ""),
+            1,
+            (9, 6, 7),
         ),
         (  # 2.6 and later
             "[PG ID 0 PG GUID 0(default_pg) Rank 3]  failure detected by watchdog at work sequence id: "
             "7 PG status: "
             "last enqueued work: 9, last completed work: 6",
-            ("0", "default_pg"), 3, (9, 6, 7),
+            ("0", "default_pg"),
+            3,
+            (9, 6, 7),
         ),
         (  # nothing enqueued
             "[PG ID 0 PG GUID 0(default_pg) Rank 3] Received a dump signal due to a collective timeout "
             "from  rank 6 and we "
             "will try our best to dump the debug info. Last enqueued NCCL work: -1, last completed "
             "NCCL work: -1.",
-            ("0", "default_pg"), 3, (-1, -1, None),
+            ("0", "default_pg"),
+            3,
+            (-1, -1, None),
         ),
         (
             "[PG ID 0 PG GUID 0(default_pg) Rank 3] Received a dump signal due to a collective timeout "
             "from this local rank "
             "and we will try our best to dump the debug info. Last enqueued NCCL work: 9, last "
             "completed NCCL work: 6.",
-            ("0", "default_pg"), 3, (9, 6, None),
+            ("0", "default_pg"),
+            3,
+            (9, 6, None),
         ),
     ],
-)  # fmt: skip
+)
 def test_statuses_of_every_generation(
     tmp_path: Path, line: str, group: tuple[str, str], group_rank: int, numbers: tuple[int, int, int | None]
 ) -> None:
@@ -156,16 +203,26 @@ def test_statuses_of_every_generation(
 @pytest.mark.parametrize(
     ("line", "seconds", "left"),
     [
-        ("ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring", 480, None),
+        (
+            "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring",
+            480,
+            None,
+        ),
         (
             "[PG 1 Rank 0] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making "
             "progress in monitoring "
             "enqueued collectives. workMetaList_.size()=3",
-            600, 3,
+            600,
+            3,
         ),
-        ("Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=2", None, 2),
+        (
+            "Heartbeat monitor timed out! Process will be terminated after dumping debug info. "
+            "workMetaList_.size()=2",
+            None,
+            2,
+        ),
     ],
-)  # fmt: skip
+)
 def test_heartbeats(tmp_path: Path, line: str, seconds: int | None, left: int | None) -> None:
     stuck = of_type(facts_of(tmp_path, f"[rank0]:[E ProcessGroupNCCL.cpp:1870] {line}\n"), WatchdogStuck)
     if seconds is not None:
@@ -190,20 +247,26 @@ PRINT = (
             f"{PRINT.format(1, 'ALLREDUCE', 4)}.Collectives differ in the following aspects: "
             "\tSequence number: 2vs 1  "
             "Op type: BROADCASTvs ALLREDUCE  Tensor Tensor shapes: 1vs 4",
-            ("broadcast", "all_reduce"), ("[1]", "[4]"), ("op type", "sequence number", "tensor shapes"),
+            ("broadcast", "all_reduce"),
+            ("[1]", "[4]"),
+            ("op type", "sequence number", "tensor shapes"),
         ),
         (  # before 1.13 the other side is only a name
             f"Rank 1 is running inconsistent collective: {PRINT.format(2, 'BROADCAST', 1)}, but Rank 0 "
             "is running ALLREDUCE.",
-            ("broadcast", "all_reduce"), ("[1]", ""), (),
+            ("broadcast", "all_reduce"),
+            ("[1]", ""),
+            (),
         ),
         (
             "Rank 1 is running all_reduce(TensorShape=[4]) but Rank 0\nis running "
             "all_reduce(TensorShape=[1853171]).",
-            ("all_reduce", "all_reduce"), ("[4]", "[1853171]"), (),
+            ("all_reduce", "all_reduce"),
+            ("[4]", "[1853171]"),
+            (),
         ),
     ],
-)  # fmt: skip
+)
 def test_fingerprint_mismatches(
     tmp_path: Path, text: str, functions: tuple[str, str], shapes: tuple[str, str], aspects: tuple[str, ...]
 ) -> None:
@@ -261,138 +324,56 @@ def test_a_rank_that_reached_the_barrier_names_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "kind", "peer", "timeout_ms"),
     [
-        ("[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete", "timeout", "", 1800000),
-        ("[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 4000ms for send operation to complete", "timeout", "", 4000),
+        (
+            "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for "
+            "recv operation to complete",
+            "timeout",
+            "",
+            1800000,
+        ),
+        (
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 4000ms "
+            "for send operation to complete",
+            "timeout",
+            "",
+            4000,
+        ),
         ("Application timeout caused pair closure", "cascade", "", None),
-        ("[/opt/conda/conda-bld/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:53666", "closed", "10.0.0.1:53666", None),
-        ("[../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [fe80::1]:53666", "closed", "fe80::1:53666", None),
-        ("[../third_party/gloo/gloo/transport/tcp/pair.cc:563] Read error [10.0.0.1]:19855: Connection reset by peer", "reset", "10.0.0.1:19855", None),
-        ("[../third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [10.0.0.1]:19855: Connection refused", "connect", "10.0.0.1:19855", None),
-        ("[../third_party/gloo/gloo/transport/tcp/pair.cc:144] Connect timeout [10.0.0.1]:19855", "connect", "10.0.0.1:19855", None),
+        (
+            "[/opt/conda/conda-bld/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection "
+            "closed by peer [10.0.0.1]:53666",
+            "closed",
+            "10.0.0.1:53666",
+            None,
+        ),
+        (
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [fe80::1]:53666",
+            "closed",
+            "fe80::1:53666",
+            None,
+        ),
+        (
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:563] Read error [10.0.0.1]:19855: Connection "
+            "reset by peer",
+            "reset",
+            "10.0.0.1:19855",
+            None,
+        ),
+        (
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [10.0.0.1]:19855: "
+            "Connection refused",
+            "connect",
+            "10.0.0.1:19855",
+            None,
+        ),
+        (
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:144] Connect timeout [10.0.0.1]:19855",
+            "connect",
+            "10.0.0.1:19855",
+            None,
+        ),
     ],
-)  # fmt: skip
+)
 def test_gloo_of_every_build(tmp_path: Path, line: str, kind: str, peer: str, timeout_ms: int | None) -> None:
     (failure,) = of_type(facts_of(tmp_path, f"[rank1]: RuntimeError: {line}\n"), GlooFailure)
     assert (failure.kind, failure.peer, failure.timeout_ms) == (GlooKind(kind), peer, timeout_ms)
-
-
-GOT = "Got completion from peer 10.1.0.9<44206> with "
-
-
-@pytest.mark.parametrize(
-    ("line", "device"),
-    [
-        (f"NET/IB : {GOT}error 12, opcode 0, len 0, vendor err 129", ""),  # 2.10, 2.14
-        (f"NET/IB : {GOT}error 12, opcode 0, len 0, vendor err 129 (Recv) localGid a remoteGid b", ""),  # 2.18
-        (f"NET/IB : {GOT}status=12 opcode=32552 len=0 vendor err 129 (Recv) localGid a remoteGidsb", ""),  # 2.20
-        (f"NET/IB: {GOT}status=12 opcode=0 len=0 vendor err 129 (Recv) localGid a remoteGidsb hca mlx5_4", "mlx5_4"),
-        (f"NET/IB: {GOT}status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) reqSize=4 vendor_err=129 req_type=Send localGid a remoteGids b hca mlx5_4", "mlx5_4"),
-        (f"NET/IB: {GOT}status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) vendor_err=129 req_type=Send localGid a remoteGids b hca mlx5_4", "mlx5_4"),
-        (f"NET/IBP:{GOT}status=12 opcode=0 len=0 vendor err 129 hca mlx5_4", "mlx5_4"),  # a plugin
-        (f"NET/IB/GIN: {GOT}status=12 opcode=0 len=0 vendor err 129 hca mlx5_4", "mlx5_4"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("stamp", ["", "[2026-01-01 10:00:00] "])
-def test_completions_of_every_version(tmp_path: Path, line: str, device: str, stamp: str) -> None:
-    text = f"\n{stamp}node-a:100:110 [4] transport/net_ib.cc:1696 NCCL WARN {line}\n"
-    (failure,) = of_type(facts_of(tmp_path, text), NetworkFailure)
-    assert (failure.kind, failure.status, failure.device) == (NetworkKind.COMPLETION, 12, device)
-    assert failure.peer == "10.1.0.9<44206>"
-    assert (failure.speaker.host, failure.speaker.pid) == ("node-a", 100)
-
-
-@pytest.mark.parametrize(
-    ("line", "kind", "device"),
-    [
-        ("NET/IB : Got async event : port error", "port", ""),  # up to 2.19
-        ("NET/IB : mlx5_4:1 Got async event : port error", "port", "mlx5_4"),  # 2.20
-        ("NET/IB : mlx5_4:1 async fatal event: local catastrophic error", "port", "mlx5_4"),  # 2.23
-        ("NET/IB : mlx5_4:1 async fatal event on QP: local work queue error", "port", "mlx5_4"),
-        ("NET/IB : req 0/1 tag 3 peer 10.0.0.1<3> collective mismatch error, local size 4 remote size 8", "mismatch", ""),
-        ("NET/IB : peer 10.0.0.1<3> collective mismatch error local size 4 remote 8 addr 1 rkey 2", "mismatch", ""),
-        ("NET/Socket : peer 10.0.0.1<3> message truncated : receiving 8 bytes instead of 4", "truncated", ""),
-        ("Net : Connection closed by remote peer node-b<3>", "closed", ""),
-    ],
-)  # fmt: skip
-def test_events_and_sockets(tmp_path: Path, line: str, kind: str, device: str) -> None:
-    text = f"node-a:100:110 [4] transport/net.cc:1 NCCL WARN {line}\n"
-    (failure,) = of_type(facts_of(tmp_path, text), NetworkFailure)
-    assert (failure.kind, failure.device) == (NetworkKind(kind), device)
-
-
-def test_calls_count_in_hexadecimal(tmp_path: Path) -> None:
-    text = (
-        "node-a:100:110 [0] NCCL INFO AllReduce: opCount f7 sendbuff 0x1 recvbuff 0x2 count 1024 "
-        "datatype 9 op 0 root 0 "
-        "comm 0x55 [nranks=16] stream 0x66\n"
-    )
-    (call,) = of_type(facts_of(tmp_path, text), CallSeen)
-    assert (call.work.function, call.work.sequence, call.work.count_in, call.work.dtype) == (
-        "all_reduce", 247, 1024, "bfloat16",
-    )  # fmt: skip
-    assert (call.group.size, call.work.root) == (16, None)
-
-
-@pytest.mark.parametrize(
-    "stamp", ["[111.1] ", "[Sun Feb 23 16:24:18 2025] ", "Feb 23 16:24:18 node-a kernel: ", "19:14:43  "]
-)
-@pytest.mark.parametrize(
-    ("line", "code", "gpu", "pid", "link", "severity", "recovery"),
-    [
-        ("NVRM: Xid (PCI:0000:38:00): 13, pid='<unknown>', name=<unknown>, Graphics Exception: ESR 0x1", 13, "0000:38:00", None, None, "", ""),
-        ("NVRM: Xid (PCI:0000:01:00): 31, GPU memory page fault", 31, "0000:01:00", None, None, "", ""),
-        ("NVRM: Xid (PCI:0000:38:00): 43, pid=2924364, name=pt_main_thread, Ch 00000008", 43, "0000:38:00", 2924364, None, "", ""),
-        ("NVRM: Xid (0000:38:00): 48, pid=7, Double Bit ECC Error", 48, "0000:38:00", 7, None, "", ""),
-        ("NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 79, "0000:05:00", None, None, "", ""),
-        ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", 79, "0000:18:00", None, None, "", ""),
-        ("NVRM: GPU at PCI:0000:18:00: GPU has fallen off the bus", 79, "0000:18:00", None, None, "", ""),
-        ("NVRM: Xid (PCI:0000:04:00): 145, RLW_CTRL Nonfatal XC0 i0 Link 07 (0x3 0x8)", 145, "0000:04:00", None, 7, "Nonfatal", ""),
-        ("NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 14 (0x025)", 149, "0008:01:00", None, 14, "Fatal", ""),
-        ("NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", 154, "0009:01:00", None, None, "", "Drain and Reset"),
-    ],
-)  # fmt: skip
-def test_xids_in_all_forms(
-    tmp_path: Path,
-    stamp: str,
-    line: str,
-    code: int,
-    gpu: str,
-    pid: int | None,
-    link: int | None,
-    severity: str,
-    recovery: str,
-) -> None:
-    (event,) = of_type(facts_of(tmp_path, f"{stamp}{line}\n"), DeviceEvent)
-    assert (event.code, event.speaker.gpu, event.speaker.pid, event.link) == (code, gpu, pid, link)
-    assert (event.severity, event.recovery) == (severity, recovery)
-    assert event.implied == ("Xid" not in line)
-
-
-def test_a_gpu_off_the_bus_in_three_lines(tmp_path: Path) -> None:
-    text = (
-        "[111.9] NVRM: The NVIDIA GPU 0000:18:00.0\n               NVRM: (PCI ID: 10de:26b5) installed "
-        "in this system has\n"
-        "               NVRM: fallen off the bus and is not responding to commands.\n"
-    )
-    (event,) = of_type(facts_of(tmp_path, text), DeviceEvent)
-    assert (event.code, event.speaker.gpu, event.implied) == (79, "0000:18:00", True)
-
-
-@pytest.mark.parametrize(("word", "severity"), [("Fatal", "Fatal"), ("Non-fatal", "Nonfatal")])
-def test_switches_are_no_gpus(tmp_path: Path, word: str, severity: str) -> None:
-    text = f"[112.5] nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, {word}, Link 62 LTSSM Fault Up\n"
-    (event,) = of_type(facts_of(tmp_path, text), DeviceEvent)
-    assert (event.is_switch, event.code, event.link, event.severity) == (True, 20034, 62, severity)
-
-
-def test_the_elastic_report_names_the_first_exit_that_an_agent_saw(tmp_path: Path) -> None:
-    text = (
-        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-08-10_03:05:11\n  host      : "
-        "node-b\n"
-        "  rank      : 7 (local_rank: 3)\n  exitcode  : -6 (pid: 2608408)\n  error_file: <N/A>\n"
-        "  traceback : Signal 6 (SIGABRT) received by PID 2608408\n"
-    )
-    (end,) = of_type(facts_of(tmp_path, text), ProcessEnd)
-    assert (end.speaker.rank, end.speaker.local_rank, end.speaker.pid, end.signal) == (7, 3, 2608408, 6)
-    assert end.speaker.host == "node-b"
-    assert end.called_first

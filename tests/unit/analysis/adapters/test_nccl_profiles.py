@@ -14,14 +14,31 @@ def _inspector(rank: int, sequence: int, function: str = "AllReduce") -> dict[st
     return {
         "header": {"id": "0x7f8c496ae9f661", "rank": rank, "n_ranks": 8, "nnodes": 1},
         "metadata": {"dump_timestamp_us": 1748030377748202, "hostname": "node-a", "pid": 40 + rank},
-        "coll_perf": {"coll": function, "coll_sn": sequence, "coll_msg_size_bytes": 1024, "coll_exec_time_us": 61974,
-                      "coll_algobw_gbs": 277.2, "coll_busbw_gbs": 485.1},
-    }  # fmt: skip
+        "coll_perf": {
+            "coll": function,
+            "coll_sn": sequence,
+            "coll_msg_size_bytes": 1024,
+            "coll_exec_time_us": 61974,
+            "coll_algobw_gbs": 277.2,
+            "coll_busbw_gbs": 485.1,
+        },
+    }
 
 
 def _comma(rank: int, sequence: int, **more: Any) -> dict[str, Any]:
-    return {"args": {"size": 2048}, "cat": "COLL", "child_dur": 1456, "comm_hash": "0x058aecebabb9e37af", "dur": 11039,
-            "name": "all_reduce", "ph": "X", "rank": rank, "seq_num": sequence, "ts": 9615369, **more}  # fmt: skip
+    return {
+        "args": {"size": 2048},
+        "cat": "COLL",
+        "child_dur": 1456,
+        "comm_hash": "0x058aecebabb9e37af",
+        "dur": 11039,
+        "name": "all_reduce",
+        "ph": "X",
+        "rank": rank,
+        "seq_num": sequence,
+        "ts": 9615369,
+        **more,
+    }
 
 
 @pytest.mark.parametrize("indent", [None, 2])

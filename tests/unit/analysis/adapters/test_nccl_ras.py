@@ -97,7 +97,8 @@ def test_old_text_counts_all_functions_together(tmp_path: Path) -> None:
         ),
         ("DEAD\n  1 job process is considered dead\n  Process 9 on node n managing GPU 6\n", [None], "dead"),
         (
-            "INCOMPLETE\n  Missing communicator data from 1 job process\n  Process 9 on node n managing GPU 6",
+            "INCOMPLETE\n  Missing communicator data from 1 job process\n  Process 9 on node n "
+            "managing GPU 6",
             [None],
             "unresponsive",
         ),

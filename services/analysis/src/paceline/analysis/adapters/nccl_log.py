@@ -1,6 +1,7 @@
 """NCCL_DEBUG lines, INFO and WARN, of NCCL 2.10 to 2.32.
 
-Peers of InfiniBand completions are addresses, not ranks; opcode and length of a failed completion mean nothing.
+Peers of InfiniBand completions are addresses, not ranks; opcode and length of a failed completion mean
+nothing.
 `[0]` after the thread is a CUDA device, never a rank.
 """
 
@@ -27,20 +28,25 @@ _DEVICE = re.compile(r"^\[(\d{1,3})\] ")
 _INIT = re.compile(
     r"ncclCommInitRank(?:Config|"
     r"Scalable)?\b.* comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d{1,18}) nranks (?P<size>\d{1,18})"
-    r"(?: cudaDev (?P<device>\d{1,18}))?(?: nvmlDev \d{1,18})?(?: busId (?P<bus>[\da-fA-F]+))?(?: commId (?P<id>0x[\da-fA-F]+))?"
+    r"(?: cudaDev (?P<device>\d{1,18}))?(?: nvmlDev \d{1,18})?(?: busId (?P<bus>[\da-fA-F]+))?(?: "
+    r"commId (?P<id>0x[\da-fA-F]+))?"
     r".*? - Init (?P<stage>START|COMPLETE)"
 )
 _OLD_INIT = re.compile(
-    r"comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d{1,18}) nranks (?P<size>\d{1,18}) cudaDev (?P<device>\d{1,18})"
+    r"comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d{1,18}) nranks (?P<size>\d{1,18}) cudaDev "
+    r"(?P<device>\d{1,18})"
     r"(?: busId (?P<bus>[\da-fA-F]+))? - Init (?P<stage>START|COMPLETE)"
 )
 _CALL = re.compile(
-    r"(?P<function>[A-Z][A-Za-z]+): opCount (?P<count>[\da-fA-F]+) sendbuff \S+ recvbuff \S+ (?:acc \S+ )?count "
-    r"(?P<elements>\d{1,18}) datatype (?P<dtype>\d{1,18}) op (?P<op>\d{1,18}) root (?P<root>-?\d{1,18}) comm (?P<comm>0x[\da-fA-F]+)"
+    r"(?P<function>[A-Z][A-Za-z]+): opCount (?P<count>[\da-fA-F]+) sendbuff \S+ recvbuff \S+ (?:acc "
+    r"\S+ )?count "
+    r"(?P<elements>\d{1,18}) datatype (?P<dtype>\d{1,18}) op (?P<op>\d{1,18}) root (?P<root>-?\d{1,18}) "
+    r"comm (?P<comm>0x[\da-fA-F]+)"
     r" \[nranks=(?P<size>\d{1,18})\]"
 )
 _COMPLETION = re.compile(
-    r"Got completion from peer (?P<peer>[^\s<]{1,128})(?:<(?P<port>\d{1,18})>)? with (?:error (?P<error>\d{1,18})|status=(?P<status>\d{1,18})|"
+    r"Got completion from peer (?P<peer>[^\s<]{1,128})(?:<(?P<port>\d{1,18})>)? with (?:error "
+    r"(?P<error>\d{1,18})|status=(?P<status>\d{1,18})|"
     r"status=\w+\((?P<named>\d{1,18})\))"
 )
 _HCA = re.compile(r"\bhca (?P<hca>[\w.-]+)")
@@ -55,12 +61,16 @@ _OFI = re.compile(
     r"NET/OFI.{0,300}?(?:completed with error|Request .*error|Received completion error)", re.IGNORECASE
 )
 _CONNECT = re.compile(
-    r"(?:[Cc]onnect(?:ing)? to|Call to (?:connect|recv|recvfrom|send)(?: (?:from|to))?) (?P<peer>[\w.:\[\]%-]{3,80}(?:<\d{1,18}>)?)"
+    r"(?:[Cc]onnect(?:ing)? to|Call to (?:connect|recv|recvfrom|send)(?: (?:from|"
+    r"to))?) (?P<peer>[\w.:\[\]%-]{3,80}(?:<\d{1,18}>)?)"
     r".{0,40}(?:failed|timed out|refused)"
 )
 _VERSION = re.compile(r"^(?:\[\d{1,18}\] )?(?:NCCL INFO )?NCCL version (?P<version>[\d.]+)")
 _ENVIRONMENT = re.compile(r"(?P<name>NCCL_[A-Z0-9_]+) set by environment to (?P<value>\S+)")
-_DTYPES = {0: "int8", 1: "uint8", 2: "int32", 3: "uint32", 4: "int64", 5: "uint64", 6: "float16", 7: "float32", 8: "float64", 9: "bfloat16"}  # fmt: skip
+_DTYPES = {
+    0: "int8", 1: "uint8", 2: "int32", 3: "uint32", 4: "int64", 5: "uint64", 6: "float16", 7: "float32",
+    8: "float64", 9: "bfloat16",
+}  # fmt: skip
 _OPS = {0: "sum", 1: "prod", 2: "max", 3: "min", 4: "avg"}
 
 
@@ -116,7 +126,10 @@ class NcclNetwork:
     """Failures of InfiniBand and sockets in every wording since 2.10."""
 
     name = "nccl network"
-    needles = ("Got completion from peer", "async", "Unable to open device", "message truncated", "onnection closed by remote peer", "mismatch error", "collective mismatch", "socket", "NET/OFI", "onnect", "Call to ")  # fmt: skip
+    needles = (
+        "Got completion from peer", "async", "Unable to open device", "message truncated", "mismatch error",
+        "onnection closed by remote peer", "collective mismatch", "socket", "NET/OFI", "onnect", "Call to ",
+    )  # fmt: skip
 
     def read(self, block: Block) -> Iterator[Fact]:
         text = block.line.text[:LOOK_CHARS]

@@ -13,7 +13,8 @@ from paceline.analysis.facts import Clock, Line, Origin, Speaker
 
 _MONTHS = {name: index for index, name in enumerate(calendar.month_abbr) if name}
 _GLOG = re.compile(
-    r"\[([EWIFC])\s?(?:(?P<month>\d{1,2})(?P<day>\d{2}) )?(?P<time>\d{2}:\d{2}:\d{2}(?:\.\d{1,18})?)? ?(?:\d{1,18} )?"
+    r"\[([EWIFC])\s?(?:(?P<month>\d{1,2})(?P<day>\d{2}) )?(?P<time>\d{2}:\d{2}:\d{2}(?:\.\d{1,18})?)? "
+    r"?(?:\d{1,18} )?"
     r"[\w./-]{1,200}\.(?:cpp|cc|h|hpp|cu)(?::\d*)?\]"
 )
 _RAY = re.compile(

@@ -34,7 +34,8 @@ _CODE = re.compile(r"^\s*exitcode\s*:\s*(?P<code>-?\d{1,18}) \(pid: (?P<pid>\d{1
 _HOSTNAME = re.compile(r"^\s*host\s*:\s*(?P<host>[\w.-]{1,128})")
 _SIGNAL = re.compile(r"Signal (?P<number>\d{1,18}) \(SIG\w+\)")
 _AGENT = re.compile(
-    r"failed \(exitcode: (?P<code>-?\d{1,18})\)(?:,)? local_rank: (?P<local>\d{1,18})(?: \(pid: (?P<pid>\d{1,18})\))?"
+    r"failed \(exitcode: (?P<code>-?\d{1,18})\)(?:,)? local_rank: (?P<local>\d{1,18})(?: \(pid: "
+    r"(?P<pid>\d{1,18})\))?"
 )
 
 
