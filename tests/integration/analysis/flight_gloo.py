@@ -8,6 +8,7 @@ of each fault are forked from it.
 
 import contextlib
 import io
+import json
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,19 +30,27 @@ ODD = 5
 WARM = 4
 DUMP_AFTER_S = 2.0  # all others have waited that long for the odd rank
 TIMEOUT_S = 60  # of gloo, beyond the dump
-LIMIT_S = 90  # for one fault
+LIMIT_S = 150  # for one fault, on a busy machine
 PREFIX = "rank_"
 
 
 def main() -> None:
-    print(f"{'fault':20} {'dumps':6} {'paceline':60} fr_trace")
-    for fault in sys.argv[1:] or list(FAULTS):
+    as_json = "--json" in sys.argv[1:]
+    wanted = [word for word in sys.argv[1:] if not word.startswith("-")] or list(FAULTS)
+    found = {}
+    if not as_json:
+        print(f"{'fault':20} {'dumps':6} {'paceline':60} fr_trace")
+    for fault in wanted:
         with tempfile.TemporaryDirectory(prefix="paceline-gloo-") as text:
             folder = Path(text)
             hang(fault, folder)
-            ours = judge_folder(folder)
-            print(f"{fault:20} {len(list(folder.iterdir())):<6} {ours.line:60} {ask_fr_trace(folder)}")
-            print(f"{'':27} {ours.summary}")
+            ours = found[fault] = judge_folder(folder)
+            if not as_json:
+                count = len(list(folder.iterdir()))
+                print(f"{fault:20} {count:<6} {ours.line:60} {ask_fr_trace(folder)}")
+                print(f"{'':27} {ours.summary}")
+    if as_json:
+        print(json.dumps({fault: asdict(answer) for fault, answer in found.items()}))
 
 
 def _late(dist: Any, torch: Any, rank: int, second: Any) -> None:

@@ -78,6 +78,13 @@ def test_gloo_completion_is_retirement_and_its_groups_come_from_the_entries() ->
     assert found.backend == "gloo"
 
 
+def test_a_failed_operation_of_gloo_is_retired_and_open() -> None:
+    counts = {"last_enqueued_collective": 2, "last_started_collective": -1, "last_completed_collective": 1}
+    entries = [entry(at, at + 1, "gloo:all_reduce", state="scheduled") for at in range(2)]
+    found = read_dump("rank_0", dump(entries, pg_status={"0": counts}))
+    assert found.entries["state"].tolist() == [2, 0]
+
+
 def test_a_timed_out_operation_of_nccl_is_retired_and_open() -> None:
     found = read_dump("rank_0", dump([entry(0, 1), entry(1, 2, state="started")]))
     assert found.entries["state"].tolist() == [2, 1]

@@ -30,7 +30,9 @@ def _entries(count: int, draw: random.Random) -> list[dict[str, Any]]:
         made[-1]["frames"] = [
             {"name": "step", "line": draw.randint(1, 999)} for _ in range(draw.randint(0, 3))
         ]
-        made[-1]["input_sizes"] = [[draw.randint(1, 300)] * draw.randint(0, 3)] * draw.randint(0, 2)
+        made[-1]["input_sizes"] = [
+            [draw.randint(1, 300)] * draw.randint(0, 3) for _ in range(draw.randint(0, 2))
+        ]
     return made
 
 
@@ -59,6 +61,16 @@ def test_the_fast_way_is_taken_for_what_torch_writes() -> None:
     assert len(read[1]) == 300
     assert read[1][299]["record_id"] == 299
     assert len(read[0]) < 1000
+
+
+def test_words_that_a_longer_entry_defines_are_known_in_shorter_ones() -> None:
+    """Forms are walked by length: a short one may refer to a word that stands in a longer one."""
+    calls = [("nccl:all_reduce", 7), ("nccl:broadcast", 70_000), ("nccl:_all_gather_base", 300)]
+    entries = [entry(at, at + 1, *calls[at % 3]) for at in range(400)]
+    record = dump(entries)
+    content = pickle.dumps(record, 2)
+    assert read_rows(content) is not None
+    _same(read_one("rank_3", content), read_dump("rank_3", record))
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])

@@ -85,14 +85,16 @@ def read_dump(
     names = [str(call[0]) for call in calls]
     backend = _backend(names)
     table = _table(columns, group_of, work_of)
+    status = _status(record, groups, by_id)
     own_state(table, backend, names)
+    if backend != "nccl":
+        _reopen_failed(table, groups, status)
     order = np.argsort(table["record"], kind="stable")
     if bool((np.diff(table["record"]) < 0).any()):
         table = table[order]
     is_open = table["state"] < COMPLETED
     first, last = (int(table["record"][0]), int(table["record"][-1])) if len(table) else (0, -1)
     gaps = max(last - first + 1 - len(table), 0)
-    status = _status(record, groups, by_id)
     busy = any(enqueued > 0 for enqueued, _, _ in status.values())
     only_active = bool(is_open.all()) and (gaps > 0 or first > 0 or (len(table) == 0 and busy))
     oldest = int(order[np.argmax(is_open)]) if is_open.any() else -1
@@ -149,6 +151,16 @@ def own_state(table: npt.NDArray[np.void], backend: str, names: Sequence[str]) -
             table["state"][begin] = table["state"][end]
             begin -= 1
         floor = end
+
+
+def _reopen_failed(
+    table: npt.NDArray[np.void], groups: tuple[Group, ...], status: dict[str, tuple[int, int, int]]
+) -> None:
+    """An operation that failed is retired as well; `pg_status` counts only what was completed."""
+    for at, group in enumerate(groups):
+        if group.name in status:
+            late = (table["group"] == at) & (table["sequence"] > max(status[group.name][2], 0))
+            table["state"][late & ~table["is_p2p"]] = 0
 
 
 def _columns(entries: list[dict[str, Any]]) -> tuple[dict[str, npt.NDArray[np.int64]], list[bytes]]:

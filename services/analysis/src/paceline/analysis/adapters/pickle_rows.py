@@ -134,7 +134,7 @@ class PickledRows:
         column = np.zeros(len(self), np.int64)
         for form, at, rows in self.forms:
             item = form.items[name]
-            if item.refers and not form.defines:
+            if item.refers:
                 values, inverse = np.unique(_integers(rows, item), return_inverse=True)
                 known = np.array([codes[self.memo[int(value)]] for value in values], np.int64)
                 column[at] = known[inverse.reshape(-1)]
@@ -214,8 +214,7 @@ def _sort_by_form(rows: PickledRows, data: _Bytes) -> None:
             if len(rows.forms) >= FORMS_MAX:
                 raise _OddError
             text = block[0].tobytes()
-            form, values, end = _walk_form(text, 0, rows.memo)
-            rows.made[int(left[0])] = values
+            form, _, end = _walk_form(text, 0, rows.memo)  # words that another form defines come later
             if text[end:] not in (b"", _BATCH):
                 raise _OddError
             left, block = _take(rows, form, left, block)
