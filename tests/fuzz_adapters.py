@@ -40,7 +40,7 @@ STOP_SECONDS = 2.0  # an exponential search is ended here
 DOCUMENT_BYTES = 1 << 20
 FACTS_PER_LINE_MAX = 5_000
 GROWTH_BYTES_MAX = 400_000  # kept by one adapter after as many lines again
-_BITS = (
+_BITS: tuple[str, ...] = (
     *" \ta09-()[]{}<>\"',:;=./\\%#|\x00\ré" + "\u2028",
     "9" * 400,
     "-1",
@@ -309,6 +309,10 @@ def _own(snapshot: tracemalloc.Snapshot) -> list[tracemalloc.Statistic]:
     return snapshot.filter_traces(only).statistics("filename")
 
 
+def _at(when: float) -> Callable[[], bool]:
+    return lambda: time.monotonic() >= when
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz every adapter of `paceline diagnose`.")
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -318,9 +322,8 @@ def main() -> int:
     ends = time.monotonic() + options.minutes * 60
     lines, documents = line_seeds(), document_seeds()
     while time.monotonic() < ends and len(findings.wrong) < 40:
-        for fuzz, seeds in ((fuzz_lines, lines), (fuzz_documents, documents)):
-            pause = min(ends, time.monotonic() + 5.0)
-            fuzz(rng, seeds, lambda pause=pause: time.monotonic() >= pause, findings)  # type: ignore[operator,misc]
+        fuzz_lines(rng, lines, _at(min(ends, time.monotonic() + 5.0)), findings)
+        fuzz_documents(rng, documents, _at(min(ends, time.monotonic() + 5.0)), findings)
         print(f"{findings.lines} lines, {findings.documents} documents, {findings.facts} facts", flush=True)
     for adapter in ADAPTERS.lines:
         if (kept := kept_bytes(adapter, rng, lines, 2000)) > GROWTH_BYTES_MAX:

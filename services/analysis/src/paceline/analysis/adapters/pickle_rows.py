@@ -175,7 +175,7 @@ def read_rows(content: bytes) -> tuple[bytes, PickledRows] | None:
         return None
     try:
         return _read(content, opened.end())
-    except (_OddError, IndexError, KeyError, TypeError, ValueError, UnicodeDecodeError):
+    except (_OddError, StopIteration, IndexError, KeyError, TypeError, ValueError, UnicodeDecodeError):
         return None
 
 
