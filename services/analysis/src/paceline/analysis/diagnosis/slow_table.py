@@ -154,7 +154,7 @@ def _parts(tables: dict[str, Table]) -> tuple[Table, Table | None, Table] | None
     if own is None and wait is not None:
         own = _sum(tables, ("forward_s", "backward_s", "optimizer_s"))
     step, data = tables.get("step_s"), tables.get("data_s")
-    if own is not None and data is not None and not _adds_up(own, wait, step):
+    if own is not None and data is not None and not _adds_up(own, wait, step, data):
         own = own + data
     if own is None and step is not None:
         own = step if wait is None else step - wait
@@ -173,11 +173,17 @@ def _parts(tables: dict[str, Table]) -> tuple[Table, Table | None, Table] | None
     return own, wait, _whole(tables, own if wait is None else own + wait)
 
 
-def _adds_up(own: Table, wait: Table | None, step: Table | None) -> bool:
-    """Whether a step is own and waiting time alone, so that reading input is part of own."""
+def _adds_up(own: Table, wait: Table | None, step: Table | None, data: Table) -> bool:
+    """Whether a step is own and waiting time alone, so that reading input is part of own.
+
+    By the sum over all steps: input that is read quickly in most of them is seen where it stalls.
+    """
     if step is None or wait is None:
         return False
-    return bool(np.nanmedian(np.abs(step - own - wait)) <= _FIT * np.nanmedian(step))
+    rest = step - own - wait
+    if np.nanmedian(np.abs(rest)) > _FIT * np.nanmedian(step):
+        return False
+    return bool(np.nansum(np.abs(rest)) <= np.nansum(np.abs(rest - data)))
 
 
 def _whole(tables: dict[str, Table], parts: Table) -> Table:
