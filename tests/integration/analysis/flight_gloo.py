@@ -152,8 +152,9 @@ def ask_fr_trace(folder: Path) -> str:
 
 def hang(fault: str, folder: Path) -> None:
     """Eight ranks do what `fault` says; those that are still there dump after DUMP_AFTER_S and end."""
-    import torch.distributed as dist
+    import torch.distributed
 
+    dist: Any = torch.distributed
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     children = []
     for rank in range(RANKS):
@@ -181,9 +182,9 @@ def _wait_for(children: Sequence[int]) -> None:
 
 
 def _run_rank(fault: str, folder: Path, rank: int, port: int) -> None:
-    import torch
-    import torch.distributed as dist
+    import torch.distributed
 
+    dist: Any = torch.distributed
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     try:
         limit = timedelta(seconds=TIMEOUT_S)
@@ -206,7 +207,8 @@ def _dump_later(folder: Path, rank: int) -> None:
     import torch
 
     time.sleep(DUMP_AFTER_S)
-    content = torch._C._distributed_c10d._dump_fr_trace(True, False, False)
+    recorder: Any = torch._C
+    content = recorder._distributed_c10d._dump_fr_trace(True, False, False)
     (folder / f"{PREFIX}{rank}.part").write_bytes(content)
     (folder / f"{PREFIX}{rank}.part").rename(folder / f"{PREFIX}{rank}")
     time.sleep(DUMP_AFTER_S)  # others may wait for this rank's sockets while they dump

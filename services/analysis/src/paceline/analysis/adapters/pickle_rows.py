@@ -354,22 +354,23 @@ def _machine(
             raise _OddError
         if at - begin > ROW_BYTES_MAX:
             raise _OddError
-    entry = stack[0].value
+    found, keys, key_items = _fields(data, begin, stack[0].value, memo)
+    return [item for item in numbers if id(item) not in key_items], found, at, puts, keys, defines
+
+
+def _fields(
+    data: bytes, begin: int, entry: Any, memo: dict[int, str]
+) -> tuple[dict[str, _Item], list[tuple[int, str]], set[int]]:
+    """Values by name, memo index and name of each key, and which items are the keys."""
     if not isinstance(entry, dict) or data[begin] != 0x7D:
         raise _OddError
-    found = {name: pair[1] for name, pair in entry.items()}
     keys = []
-    fixed_keys = {id(pair[0]) for pair in entry.values()}
     for name, (key, _) in entry.items():
-        keys.append(
-            (
-                int.from_bytes(data[key.at : key.at + key.width], "little")
-                if key.refers
-                else _index(memo, name),
-                name,
-            )
+        index = (
+            int.from_bytes(data[key.at : key.at + key.width], "little") if key.refers else _index(memo, name)
         )
-    return [item for item in numbers if id(item) not in fixed_keys], found, at, puts, keys, defines
+        keys.append((index, name))
+    return {name: pair[1] for name, pair in entry.items()}, keys, {id(pair[0]) for pair in entry.values()}
 
 
 def _index(memo: dict[int, str], name: str) -> int:
