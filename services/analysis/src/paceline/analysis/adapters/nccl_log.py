@@ -55,6 +55,11 @@ _EVENT = re.compile(
     r"async fatal event)(?: on (?:CQ|QP|SRQ))?[^:]*: )"
     r"(?P<event>.+)"
 )
+_HARMLESS = re.compile(  # ibv_event_type_str of what no transfer fails by; old NCCL warned of them all
+    r"port active|client reregistration|table change|subnet manager change|LID change|communication established|"
+    r"limit reached",
+    re.IGNORECASE,
+)
 _OPEN = re.compile(r"Unable to open device (?P<device>[\w.-]+)")
 _TRUNCATED = re.compile(r"message truncated : receiving (?P<a>\d{1,18}) bytes instead of (?P<b>\d{1,18})")
 _OFI = re.compile(
@@ -145,6 +150,8 @@ class NcclNetwork:
                 device=device["hca"] if device else "", text=text[:500],
             )  # fmt: skip
         elif "WARN" in text and (found := _EVENT.search(text)):
+            if _HARMLESS.search(found["event"]):
+                return
             yield NetworkFailure(
                 **base, kind=NetworkKind.PORT, device=found["device"] or "", text=found["event"][:500]
             )

@@ -31,7 +31,7 @@ from paceline.analysis.diagnosis.slow_answer import (
     works,
 )
 from paceline.analysis.diagnosis.slow_ends import slow_ends
-from paceline.analysis.diagnosis.slow_shifts import Shift, find_shift, low_median
+from paceline.analysis.diagnosis.slow_shifts import Shift, find_episode, find_shift, low_median
 from paceline.analysis.diagnosis.slow_single import ALIKE, SINGLE_NOISE, in_turn, now_and_then
 from paceline.analysis.diagnosis.slow_table import RankOf, Steps, read_operations, read_steps
 from paceline.analysis.facts import Fact, SampleRow
@@ -96,7 +96,9 @@ def _lasting(table: Steps, relative: Table) -> dict[int, Shift]:
     noise, least = limits_of(table, relative, LASTING_MIN)
     found = {}
     for column in range(relative.shape[1]):
-        shift = find_shift(relative[:, column], noise, least)
+        shift = find_shift(relative[:, column], noise, least) or find_episode(
+            relative[:, column], noise, least
+        )
         if shift is not None:
             found[column] = shift
     worst = max((shift.size for shift in found.values()), default=0.0)

@@ -14,6 +14,7 @@ SPLITS_MAX = 48  # onsets that are tried
 BEFORE_MIN = 2  # steps before an onset
 AFTER_MIN = 3  # and from it on: papers.md 1.4 rule 4, "3 of the last 5"
 LASTING = 0.7  # of the steps after an onset lie on its far side
+EPISODE_MIN = 8  # slow steps of one that ended; shorter ones are judged step by step
 SCORE_MIN = 6.0  # standard errors of a shift
 ONSET_NOISE = 4.0
 NOISE_FLOOR = 0.002  # of the reference: clocks and rounding
@@ -76,6 +77,15 @@ def find_shift(column: Table, noise: float, least: float) -> Shift | None:
         if far and high - low >= least and score >= SCORE_MIN and (best is None or score > best.score):
             best = Shift(at, high - low, low, float(score))
     return best if best is None else _refined(column, best, noise)
+
+
+def find_episode(column: Table, noise: float, least: float) -> Shift | None:
+    """A rise that lasted and went away again: the shift at its begin, None where there is none."""
+    rows = np.flatnonzero(rises(column, max(least, ONSET_NOISE * noise)))
+    if len(rows) < EPISODE_MIN:
+        return None
+    end = int(rows[-1]) + 1
+    return find_shift(column[:end], noise, least) if end < len(column) else None
 
 
 def _refined(column: Table, shift: Shift, noise: float) -> Shift:

@@ -160,9 +160,9 @@ def behind_in_counts(case: Case) -> Finding | None:
 
 def one_apart(case: Case) -> Finding | None:
     """A spread of one in one snapshot: ask again before anybody is alarmed."""
-    facts = [fact for fact in case.of(Counted) if fact.launched is not None]
+    facts = _differing(case)
     spread = {fact.launched for fact in facts}
-    if len(spread) < 2 or max(spread, key=lambda n: n or 0) is None:
+    if len(spread) < 2:
         return None
     low, high = min(n or 0 for n in spread), max(n or 0 for n in spread)
     snapshots = {fact.snapshot for fact in facts}
@@ -206,6 +206,19 @@ def one_apart(case: Case) -> Finding | None:
         + (f", and {ranks_text(ahead)} are ahead, not late" if ahead else ""),
         would_decide=("a second RAS answer a minute later: an alarm only if counts stand still",),
     )
+
+
+def _differing(case: Case) -> list[Counted]:
+    """Counts of the first function of a group that differ in its last snapshot, with earlier equal counts."""
+    found: dict[tuple[str, str], list[Counted]] = defaultdict(list)
+    for fact in case.of(Counted):
+        if fact.launched is not None:
+            found[fact.group.name, fact.function].append(fact)
+    for facts in found.values():
+        last = {fact.launched for fact in facts if fact.snapshot == max(f.snapshot for f in facts)}
+        if len(last) > 1:
+            return [fact for fact in facts if fact.launched in last]
+    return []
 
 
 def _snapshots(case: Case) -> dict[tuple[str, str], dict[int, dict[int, int]]]:
