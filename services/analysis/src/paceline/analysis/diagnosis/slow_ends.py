@@ -38,7 +38,8 @@ def _by_rates(rows: Sequence[SampleRow], rank_of: RankOf, steps: set[int]) -> Sl
     seen: set[Place] = set()
     origins: list[Origin] = []
     for name in ("send_rate", "receive_rate"):
-        during, before = defaultdict(list), defaultdict(list)
+        during: dict[Place, list[float]] = defaultdict(list)
+        before: dict[Place, list[float]] = defaultdict(list)
         for row in rows:
             place: Place | None = rank_of(row)
             place = row.speaker.host if place is None else place

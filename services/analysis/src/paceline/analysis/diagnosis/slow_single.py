@@ -70,7 +70,8 @@ def _costs(excess: Table, late: npt.NDArray[np.bool_], table: Steps) -> bool:
     """Whether the marked steps are more than the tail of a jitter that every step has."""
     share = float(excess[late].sum()) / (table.reference * len(table.steps))
     others = float(excess[~late].max()) if (~late).any() else 0.0
-    return share >= TOTAL_LARGE or (share >= TOTAL_MIN and np.median(excess[late]) >= STANDS_APART * others)
+    apart = float(np.median(excess[late])) >= STANDS_APART * others if late.any() else False
+    return share >= TOTAL_LARGE or (share >= TOTAL_MIN and apart)
 
 
 def _turns(who: Counter[int]) -> bool:
