@@ -184,7 +184,7 @@ def _state_rows(member: Member, table: list[tuple[int, Collectives]], fold: Fold
     place = {rank: at for at, rank in enumerate(member.ranks)}
     for row, (rank, each) in zip(rows, table, strict=True):
         row["rank"], row["comm_rank"] = rank, place.get(rank, 0)
-        row["entered"], row["completed"] = each.entered, each.completed
+        row["entered"], row["completed"] = max(each.entered, 0), max(each.completed, 0)
         row["idle_ms"] = _age_ms(each.last_ns, at_ns) if each.last_ns else 0
         row["open_ops"] = min(len(each.calls) - each.head, 65_535)
         if len(each.calls):
@@ -192,13 +192,13 @@ def _state_rows(member: Member, table: list[tuple[int, Collectives]], fold: Fold
             row["function"], row["dtype"] = shown.function, shown.dtype
         row["state"] = OpState.ENTERED if row["open_ops"] else OpState.COMPLETED
         if row["open_ops"]:
-            row["head_round"], row["head_issue"] = each.completed + 1, each.records[0] + 1
+            row["head_round"], row["head_issue"] = max(each.completed, 0) + 1, max(int(each.records[0]), 0) + 1
             row["head_signature"], row["head_age_ms"] = (
                 shown.signature,
                 _age_ms(int(each.created_ns[0]), at_ns),
             )
         elif not each.known and each.entered > each.completed:
-            row["head_round"] = each.completed + 1
+            row["head_round"] = max(each.completed, 0) + 1
             row["head_age_ms"], row["open_ops"] = AGE_MIN_MS, 1
     return rows
 
