@@ -9,7 +9,15 @@ from paceline.analysis.adapters.host_gpu import DeviceQueues, SmiSections
 from paceline.analysis.adapters.host_tables import BandwidthTables, ProcessTables
 from paceline.analysis.adapters.json_documents import JsonDocuments
 from paceline.analysis.adapters.kernel_log import DeviceEvents, HostKills
-from paceline.analysis.adapters.launchers import CleanEnds, KubernetesEnds, LauncherStarts, RayEnds, SlurmEnds
+from paceline.analysis.adapters.launchers import (
+    CleanEnds,
+    KubernetesEnds,
+    LauncherStarts,
+    RayEnds,
+    ShellEnds,
+    SlurmEnds,
+    WorldSizes,
+)
 from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetwork, NcclSettings
 from paceline.analysis.adapters.nccl_profiles import NcclProfiles
 from paceline.analysis.adapters.nccl_ras import RasText
@@ -57,6 +65,8 @@ ADAPTERS = Adapters(
         RayEnds(),
         CleanEnds(),
         LauncherStarts(),
+        ShellEnds(),
+        WorldSizes(),
         Endpoints(),
         StoreFailures(),
         Stacks(),

@@ -10,8 +10,17 @@ from typing import Any
 
 from paceline.analysis.adapters.model import LOOK_CHARS, Block
 from paceline.analysis.adapters.process_errors import base_of
-from paceline.analysis.adapters.torch_reports import ranks_of
-from paceline.analysis.facts import Fact, HostKill, PhaseKind, PhaseSeen, ProcessEnd, SettingSeen
+from paceline.analysis.adapters.torch_reports import RANKS_LISTED_MAX, ranks_of
+from paceline.analysis.facts import (
+    Fact,
+    Group,
+    HostKill,
+    Membership,
+    PhaseKind,
+    PhaseSeen,
+    ProcessEnd,
+    SettingSeen,
+)
 
 TASKS_MAX = 4096
 _SRUN = re.compile(
@@ -57,6 +66,14 @@ _FINISHED = re.compile(
     r"All workers successfully finished|worker group successfully finished|local worker group finished"
 )
 _DESTROY = re.compile(r"destroy_process_group")
+_SHELL = re.compile(
+    r"(?:\S{1,200}: line \d{1,6}:\s{1,8}(?P<pid>\d{1,9})\s{1,8})?"
+    r"(?P<what>Killed|Segmentation fault|Bus error)(?: \(core dumped\))?(?(pid)\s|\s{0,8}$)"
+)
+_WORLD = re.compile(
+    r"(?:global|role)_world_sizes=\[(?P<many>\d{1,7})\b|"
+    r"(?<![\w-])(?<!parallel )(?:WORLD_SIZE|[Ww]orld[_ ]size)\s?[=:]\s?(?P<one>\d{1,7})\b"
+)
 _STARTS = re.compile(
     r"Setting OMP_NUM_THREADS environment variable for each process|Starting worker group|"
     r"[Ss]tarting workers for entrypoint|Starting elastic_operator|\bRestarting worker group|"
@@ -189,6 +206,36 @@ class CleanEnds:
         elif _DESTROY.search(text) and 'File "' not in text:
             ended = "was not called before program exit" in text or "NOT been called" in text
             yield PhaseSeen(**base_of(block), kind=PhaseKind.FINISHED, ended=ended, text=text[:500])
+
+
+class ShellEnds:
+    """A shell's word on a process that a signal ended: `Killed`, `run.sh: line 12: 6612 Killed  python`."""
+
+    name = "shell"
+    needles = ("Killed", "Segmentation fault", "Bus error")
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        found = _SHELL.match(block.line.text)
+        if not found:
+            return
+        base = base_of(block)
+        if found["pid"]:
+            base["speaker"] = replace(base["speaker"], pid=int(found["pid"]))
+        signal = _WORDS[found["what"].split()[0]]
+        yield ProcessEnd(**base, signal=signal, text=block.line.text.strip()[:200])
+
+
+class WorldSizes:
+    """The number of processes of a job, as launchers and frameworks print it."""
+
+    name = "world size"
+    needles = ("orld_size", "WORLD_SIZE", "orld size")
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        if found := _WORLD.search(block.line.text[:2000]):
+            size = int(found["one"] or found["many"])
+            if 1 < size <= RANKS_LISTED_MAX:
+                yield Membership(**base_of(block), group=Group(size=size))
 
 
 class LauncherStarts:

@@ -13,6 +13,8 @@ from paceline.analysis.facts import Fact, Origin, ProcessEnd, ProcessFault, Proc
 
 K = ProcessFaultKind
 _FRAMES_MAX = 60
+_REPEATED = re.compile(r"traceback\s{0,4}: Traceback \(most recent call last\)")
+_RULER = re.compile(r"[-=]{20}")
 _FRAME = re.compile(r'File "([^"]+)", line (\d{1,18})(?:, in (\S+))?')
 _EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|"
@@ -102,14 +104,16 @@ class ProcessEnds:
         elif found := _HOSTNAME.match(text):
             self._host = (block.line.origin, found["host"])
         elif _ELASTIC.match(text):
-            yield self._elastic(block)
+            end = self._elastic(block)
+            yield end
+            yield from _raised(block, end)
         elif found := _AGENT.search(text):
             base = base_of(block)
             pid = int(found["pid"]) if found["pid"] else None
             base["speaker"] = replace(base["speaker"], local_rank=int(found["local"]), pid=pid, rank=None)
             yield ProcessEnd(**base, **_ending(int(found["code"])), text=text[:500])
 
-    def _elastic(self, block: Block) -> Fact:
+    def _elastic(self, block: Block) -> ProcessEnd:
         found = _ELASTIC.match(block.line.text[:LOOK_CHARS])
         code = signal = pid = None
         for line in list(block.after)[:6]:
@@ -131,6 +135,26 @@ class ProcessEnds:
         if signal is not None:
             ending["signal"] = signal
         return ProcessEnd(**base, **ending, called_first=first, text=block.line.text[:500])
+
+
+def _raised(block: Block, end: ProcessEnd) -> Iterator[Fact]:
+    """The exception that an elastic report repeats from the worker's error file."""
+    lines = [line.text[:LOOK_CHARS].strip() for line in list(block.after)[:_FRAMES_MAX]]
+    begin = next((at for at, text in enumerate(lines[:6]) if _REPEATED.match(text)), None)
+    if begin is None:
+        return
+    frames: list[str] = []
+    for text in lines[begin + 1 :]:
+        if _RULER.match(text) or _ELASTIC.match(text):
+            return
+        if found := _FRAME.search(text):
+            frames.append(f"{found[1]}:{found[2]} {found[3] or ''}".strip())
+        elif found := _EXCEPTION.match(text):
+            yield ProcessFault(
+                **{**base_of(block), "speaker": end.speaker}, kind=cuda_kind(text) or K.EXCEPTION,
+                exception=found["type"], text=text[:500], frames=tuple(frames),
+            )  # fmt: skip
+            return
 
 
 def _is_just_before(origin: Origin, here: Origin, lines: int) -> bool:

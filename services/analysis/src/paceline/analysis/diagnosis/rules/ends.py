@@ -65,6 +65,8 @@ def own_failure(case: Case) -> Finding | None:
     if rank is None:
         return None
     ranks = {r for fault in own if (r := case.rank_of(fault)) is not None and fault.text == first.text}
+    if _is_everybodys(case, ranks, complain):
+        return _raised_alike(case, first, own)
     roots = ranks if not ranks & complain and len(ranks) <= max(1, len(complain)) else {rank}
     memory = first.kind in (ProcessFaultKind.CUDA_MEMORY, ProcessFaultKind.HOST_MEMORY)
     communicator, operation = main_operation(case)
@@ -86,6 +88,27 @@ def own_failure(case: Case) -> Finding | None:
         summary=f"{ranks_text(list(roots))} failed first ({_clean(first.text)}) and never entered "
         f"{operation_text(operation)}; "
         "errors elsewhere are consequences",
+    )
+
+
+def _is_everybodys(case: Case, ranks: set[int], complain: set[int]) -> bool:
+    """Three ranks or more raised the same, they are all that speak, and nobody waits: no rank differs."""
+    return len(ranks) > 2 and not complain - ranks and ranks >= set(case.ranks_named)
+
+
+def _raised_alike(case: Case, first: ProcessFault, own: Sequence[ProcessFault]) -> Finding:
+    return Finding(
+        reason="raised_alike",
+        verdict_class=VerdictClass.INCONCLUSIVE,
+        roots=(Blame(RootKind.NONE, name="no rank differs", why="every rank raised the same error"),),
+        victims=(),
+        phase=_phase(case),
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.FIX_CODE, "", _advice(first, False)),
+        confidence=0.8,
+        grounds=(Ground("own_failure", f"every rank: {_clean(first.text)}{_frame(first)}", origins_of(own)),),
+        summary=f"Every rank raised the same error ({_clean(first.text)}): a fault of the program or of what "
+        "it is given; nobody waited, and no rank is to blame",
     )
 
 
@@ -138,7 +161,8 @@ def connection_closed(case: Case) -> Finding | None:
     facts: list[Fact] = [*closed, *closed_gloo]
     if not facts or case.of(WorkTimeout):
         return None
-    complain = {rank for fact in facts if (rank := case.rank_of(fact)) is not None}
+    lost: list[Fact] = [*facts, *(f for f in case.of(GlooFailure) if f.kind is GlooKind.CASCADE)]
+    complain = {rank for fact in lost if (rank := case.rank_of(fact)) is not None}
     timeouts = {
         r for f in case.of(GlooFailure) if f.kind is GlooKind.TIMEOUT and (r := case.rank_of(f)) is not None
     }
