@@ -192,7 +192,10 @@ def _state_rows(member: Member, table: list[tuple[int, Collectives]], fold: Fold
             row["function"], row["dtype"] = shown.function, shown.dtype
         row["state"] = OpState.ENTERED if row["open_ops"] else OpState.COMPLETED
         if row["open_ops"]:
-            row["head_round"], row["head_issue"] = max(each.completed, 0) + 1, max(int(each.records[0]), 0) + 1
+            row["head_round"], row["head_issue"] = (
+                max(each.completed, 0) + 1,
+                max(int(each.records[0]), 0) + 1,
+            )
             row["head_signature"], row["head_age_ms"] = (
                 shown.signature,
                 _age_ms(int(each.created_ns[0]), at_ns),
@@ -217,8 +220,8 @@ def _open_rounds(
             left -= count
             rows = np.zeros(count, ROUND_ROW)
             rows["comm"], rows["rank"], rows["comm_rank"] = member.id, rank, place.get(rank, 0)
-            rows["round"] = [each.sequences[each.head + at] for at in range(count)]
-            rows["issue"] = each.records[:count] + 1
+            rows["round"] = [max(int(each.sequences[each.head + at]), 0) for at in range(count)]
+            rows["issue"] = np.maximum(each.records[:count], 0) + 1
             rows["age_ms"] = [_age_ms(int(created), at_ns) for created in each.created_ns[:count]]
             rows["kind"], rows["state"], rows["peer"] = OpKind.COLLECTIVE, OpState.ENTERED, -1
             _put_calls(rows, [fold.calls[call] for call in each.calls[each.head : each.head + count]])
@@ -246,7 +249,7 @@ def _history(member: Member, table: list[tuple[int, Collectives]], found: Diverg
     rows = np.zeros(len(parts), ROUND_ROW)
     rows["comm"], rows["kind"], rows["peer"] = member.id, OpKind.COLLECTIVE, -1
     rows["state"] = OpState.COMPLETED
-    rows["rank"], rows["round"] = [part[0] for part in parts], [part[1] for part in parts]
+    rows["rank"], rows["round"] = [part[0] for part in parts], [max(part[1], 0) for part in parts]
     rows["comm_rank"] = [place.get(part[0], 0) for part in parts]
     _put_calls(rows, [part[2] for part in parts])
     return rows
