@@ -15,6 +15,8 @@ BEFORE_MIN = 2  # steps before an onset
 AFTER_MIN = 3  # and from it on: papers.md 1.4 rule 4, "3 of the last 5"
 LASTING = 0.7  # of the steps after an onset lie on its far side
 EPISODE_MIN = 8  # slow steps of one that ended; shorter ones are judged step by step
+EPISODE_DENSE = 0.8  # of the steps between its first and its last are slow
+EPISODE_SCORE_MIN = 12.0  # it is looked for at more places than a shift that stayed
 SCORE_MIN = 6.0  # standard errors of a shift
 ONSET_NOISE = 4.0
 NOISE_FLOOR = 0.002  # of the reference: clocks and rounding
@@ -85,7 +87,10 @@ def find_episode(column: Table, noise: float, least: float) -> Shift | None:
     if len(rows) < EPISODE_MIN:
         return None
     end = int(rows[-1]) + 1
-    return find_shift(column[:end], noise, least) if end < len(column) else None
+    if len(rows) < EPISODE_DENSE * (end - int(rows[0])) or end >= len(column):
+        return None
+    shift = find_shift(column[:end], noise, least)
+    return shift if shift and shift.score >= EPISODE_SCORE_MIN else None
 
 
 def _refined(column: Table, shift: Shift, noise: float) -> Shift:
