@@ -26,7 +26,7 @@ _MEMO = rb"(?:q.|r..[\x00-\x0f]\x00)?"
 _OPENS = re.compile(rb"\]" + _MEMO + rb"\((?=\})", re.DOTALL)
 _INTEGERS = {0x4B: (1, False), 0x4D: (2, False), 0x4A: (4, True)}  # K M J: bytes, signed
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
-_WHOLE = {
+_WHOLE: dict[tuple[int, bool], np.dtype[Any]] = {
     (1, False): np.dtype("u1"), (2, False): np.dtype("<u2"), (4, False): np.dtype("<u4"),
     (4, True): np.dtype("<i4"), (8, True): np.dtype("<i8"),
 }  # fmt: skip
@@ -65,8 +65,7 @@ class _Form:
     marks: tuple[tuple[str, ...], _Ints, npt.NDArray[np.uint64], npt.NDArray[np.uint64]] | None = None
 
     def matches(self, rows: _Bytes) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = ~((rows ^ self.shown) & self.fixed).any(axis=1)
-        return found
+        return np.asarray(((rows ^ self.shown) & self.fixed).any(axis=1) == 0, np.bool_)
 
     def mark(self, names: tuple[str, ...], rows: _Bytes) -> npt.NDArray[np.uint64]:
         """A number for each row that is the same where the bytes of `names` are: linear in the bytes, so
@@ -412,7 +411,7 @@ def _integers(rows: _Bytes, item: _Item) -> _Ints:
     part = rows[:, item.at : item.at + item.width]
     whole = _WHOLE.get((item.width, item.signed))
     if whole is not None:
-        return np.ascontiguousarray(part).view(whole)[:, 0].astype(np.int64)
+        return np.asarray(np.ascontiguousarray(part).view(whole)[:, 0], np.int64)
     column = np.zeros(len(rows), np.uint64)
     for byte in range(item.width):
         column |= part[:, byte].astype(np.uint64) << np.uint64(8 * byte)
