@@ -27,6 +27,8 @@ from paceline.contracts.verdicts import (
     VerdictClass,
 )
 
+SAMPLE_MIN = 4  # alike, of a group of which most dumps are missing
+SAMPLE_RATIO = 4  # of those alike to those that differ
 LONE_OTHERS_MIN = 2  # with two ranks nobody can say which of them is alone
 _REVISED = (VerdictClass.H1, VerdictClass.H2, VerdictClass.INCONCLUSIVE, VerdictClass.DEADLOCK)
 
@@ -102,17 +104,20 @@ def _with_history(
     said = divergence_note(report, first)
     verdict = base.verdict
     named = {root.rank for root in verdict.roots if root.rank is not None}
-    if not first.odd or named == set(first.odd) or first.sequence == _round(verdict):
+    odd = first.odd
+    if verdict.sub_reason is SubReason.NO_MAJORITY and not odd:
+        odd = likely_odd(first)
+    if not odd or named == set(odd) or (first.odd and first.sequence == _round(verdict)):
         kept = replace(verdict, evidence=(said, *verdict.evidence)[: policy.evidence_max])
         return Judgement(kept, base.stage, base.reason, base.settle_s)
     call = first.sides[0].call
-    waiting = tuple(rank for rank in (*verdict.victims, *named) if rank not in first.odd)
+    waiting = tuple(rank for rank in (*verdict.victims, *named) if rank not in odd)
     victims = tuple(sorted({rank for rank in waiting if rank is not None}))
     changed = replace(
         verdict,
         verdict_class=VerdictClass.H2,
         sub_reason=_reason(first),
-        roots=rank_roots(report.evidence, first.odd, policy.roots_max),
+        roots=rank_roots(report.evidence, odd, policy.roots_max),
         victims=victims,
         victims_count=len(victims),
         operation=Operation(
@@ -124,13 +129,20 @@ def _with_history(
             str(call),
         ),
         owner=Owner.USER_CODE,
-        action=Action(ActionKind.FIX_CODE, name_ranks(first.odd), "make every rank call the same operations"),
-        confidence=0.85,
+        action=Action(ActionKind.FIX_CODE, name_ranks(odd), "make every rank call the same operations"),
+        confidence=0.85 if first.odd else 0.6,
         evidence=(said, *verdict.evidence)[: policy.evidence_max],
         summary=f"{said.statement}; what stands still now is a consequence",
-        would_decide="",
+        would_decide="" if first.odd else "dumps of the other members",
     )
     return Judgement(changed, "flight_history", "first_divergence", base.settle_s)
+
+
+def likely_odd(first: Divergence) -> tuple[int, ...]:
+    """Ranks that stand against most of a sample: dumps of some members, nearly all of them alike."""
+    most = len(first.sides[0].ranks)
+    few = tuple(sorted(rank for side in first.sides[1:] for rank in side.ranks))
+    return few if most >= SAMPLE_MIN and most >= SAMPLE_RATIO * len(few) else ()
 
 
 def divergence_note(report: FlightReport, first: Divergence) -> Evidence:

@@ -174,7 +174,8 @@ def _circle(case: Case, group: str, inside: list[Standing], lower: list[int], se
     names = [
         case.groups[name].description or name if name in case.groups else name for name in [group, *others]
     ]
-    few = lower if len(lower) <= len(inside) else [s.rank for s in inside]
+    sides = sorted(([s.rank for s in inside], lower), key=len)
+    few = sides[0] if len(sides[0]) < len(sides[1]) else [*sides[0], *sides[1]]
     return Finding(
         reason="circle",
         verdict_class=VerdictClass.H2,
@@ -348,10 +349,33 @@ def _lacks_one(count: int) -> int:
     return int(count > 2 and (count + 1) & count == 0)
 
 
+def _ended_early(waiting: list[int], ended: list[int], operation: Operation | None, case: Case) -> Finding:
+    """Most ranks go on and a few have finished: those had less to do, such as fewer batches."""
+    return Finding(
+        reason="ended_early",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.MISSING_ENTER,
+        roots=rank_roots(ended, "had finished before the others"),
+        victims=tuple(waiting),
+        communicator=operation.communicator_name if operation else "",
+        operation=operation,
+        owner=Owner.USER_CODE,
+        action=Action(
+            ActionKind.FIX_CODE, ranks_text(ended), "the same number of batches on every rank, or join()"
+        ),
+        confidence=0.8,
+        grounds=tuple(Ground("ended", _words(fact), (fact.origin,)) for fact in _ends(case, ended)[:4]),
+        summary=f"{ranks_text(ended)} finished earlier than the others and never entered "
+        f"{operation_text(operation)}, in which {ranks_text(waiting)} {verb(waiting, 'waits', 'wait')}",
+    )
+
+
 def _extra_call(
     inside: list[Standing], others: list[int], operation: Operation | None, case: Case
 ) -> Finding:
     ranks = [s.rank for s in inside]
+    if len(ranks) > len(others):
+        return _ended_early(ranks, others, operation, case)
     return Finding(
         reason="extra_call",
         verdict_class=VerdictClass.H2,

@@ -14,7 +14,7 @@ from paceline.analysis.diagnosis.rules.finding import Finding, origins_of
 from paceline.analysis.diagnosis.standings import standing_evidence
 from paceline.analysis.facts import Fact, FlightDump, StackSeen
 from paceline.analysis.judge import Judgement, explain
-from paceline.contracts.verdicts import Role, Root, SubReason, Verdict, VerdictClass
+from paceline.contracts.verdicts import Role, Root, RootKind, SubReason, Verdict, VerdictClass
 
 _SIX = {VerdictClass.DEAD_PROCESS: VerdictClass.H1, VerdictClass.DEADLOCK: VerdictClass.H2}
 _OF_TABLE = (VerdictClass.H1, VerdictClass.H2, VerdictClass.DEADLOCK)
@@ -65,6 +65,8 @@ def _finding(case: Case, judgement: Judgement, facts: Sequence[Fact]) -> Finding
     verdict = judgement.verdict
     operation = verdict.operation
     roots = tuple(_blame(case, root) for root in verdict.roots)
+    if verdict.sub_reason is SubReason.ALL_RANKS_STUCK and all(root.rank is None for root in roots):
+        roots = (Blame(RootKind.NONE, name="no rank differs", why="all entered alike"),)
     named = [root.rank for root in roots if root.rank is not None]
     stacks = [f for f in case.of(StackSeen) if case.rank_of(f) in named and f.frames]
     undecided = verdict.verdict_class is VerdictClass.INCONCLUSIVE
