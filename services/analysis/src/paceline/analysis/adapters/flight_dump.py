@@ -93,10 +93,12 @@ def read_dump(
     if bool((np.diff(table["record"]) < 0).any()):
         table = table[order]
     is_open = table["state"] < COMPLETED
-    first, last = (int(table["record"][0]), int(table["record"][-1])) if len(table) else (0, -1)
-    gaps = max(last - first + 1 - len(table), 0)
+    oldest_record, newest_record = (
+        (int(table["record"][0]), int(table["record"][-1])) if len(table) else (0, -1)
+    )
+    gaps = max(newest_record - oldest_record + 1 - len(table), 0)
     busy = any(enqueued > 0 for enqueued, _, _ in status.values())
-    only_active = bool(is_open.all()) and (gaps > 0 or first > 0 or (len(table) == 0 and busy))
+    only_active = bool(is_open.all()) and (gaps > 0 or oldest_record > 0 or (len(table) == 0 and busy))
     oldest = int(order[np.argmax(is_open)]) if is_open.any() else -1
     rank = _own_rank(name, groups, group_of, entries, columns["is_p2p"])
     return FlightDump(
@@ -107,7 +109,7 @@ def read_dump(
         works=works,
         entries=table,
         status=status,
-        overwritten=0 if only_active else max(first, 0),
+        overwritten=0 if only_active else max(oldest_record, 0),
         library_version=str(record.get("comm_lib_version") or record.get("nccl_version") or "")[:64],
         backend=backend,
         gaps=gaps,

@@ -56,8 +56,8 @@ _EVENT = re.compile(
     r"(?P<event>.+)"
 )
 _HARMLESS = re.compile(  # ibv_event_type_str of what no transfer fails by; old NCCL warned of them all
-    r"port active|client reregistration|table change|subnet manager change|LID change|communication established|"
-    r"limit reached",
+    r"port active|client reregistration|table change|subnet manager change|LID change|"
+    r"communication established|limit reached",
     re.IGNORECASE,
 )
 _OPEN = re.compile(r"Unable to open device (?P<device>[\w.-]+)")
