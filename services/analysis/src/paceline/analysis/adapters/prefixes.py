@@ -20,6 +20,7 @@ _GLOG = re.compile(
 _RAY = re.compile(
     r"\((?P<actor>[\w.:\[\]=-]+)(?: |,)[^()]{0,80}?pid=(?P<pid>\d{1,18})(?:, ip=(?P<ip>[\w.:-]+))?\)\s?"
 )
+_ACTOR_NAMES = re.compile(r"(?<![\w-])rank=(\d{1,6})\b")
 _RAY_REPEATED = re.compile(r"\[repeated (\d{1,9})x across cluster\]")
 _ACTOR_RANK = re.compile(r"^[\w.]{1,80}\[rank=(\d{1,18})\]:\s?")
 _KUBELET = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ")
@@ -119,7 +120,12 @@ def _take_speaker(state: _Read) -> _Read | None:
         return replace(
             state,
             text=rest,
-            speaker=replace(speaker, pid=int(found["pid"]), host=found["ip"] or speaker.host),
+            speaker=replace(
+                speaker,
+                rank=int(named[1]) if (named := _ACTOR_NAMES.search(found[0])) else speaker.rank,
+                pid=int(found["pid"]),
+                host=found["ip"] or speaker.host,
+            ),
         )
     if found := _DEFAULT.match(text):
         return replace(state, text=text[found.end() :], speaker=replace(speaker, local_rank=int(found[1])))

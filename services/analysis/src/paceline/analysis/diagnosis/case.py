@@ -114,7 +114,12 @@ class Case:
             return self._by_pid[speaker.host, speaker.pid]
         if speaker.gpu:
             return self.rank_on(speaker.host, speaker.gpu)
-        return self._ranks_of_file.get(fact.origin.file)
+        rank = self._ranks_of_file.get(fact.origin.file)
+        if rank is not None and speaker.pid is not None:
+            place = getattr(self, "places", {}).get(rank)
+            if place and place.pid not in (None, speaker.pid) and place.host == speaker.host:
+                return None  # another process writes into the same file
+        return rank
 
     def global_rank(self, group: Group, group_rank: int) -> int | None:
         """Global rank of a member; the group of all ranks numbers its members alike."""

@@ -10,11 +10,26 @@ from collections import Counter
 from dataclasses import replace
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
-from paceline.analysis.diagnosis.case import Case
-from paceline.analysis.diagnosis.rules.finding import Finding, operation_of, origins_of, ranks_text
+from paceline.analysis.diagnosis.case import Case, Standing
+from paceline.analysis.diagnosis.rules.finding import (
+    Finding,
+    operation_of,
+    operation_text,
+    origins_of,
+    ranks_text,
+)
 from paceline.analysis.facts import NetworkFailure, NetworkKind, OperationMismatch, Side, Work
-from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
+from paceline.contracts.verdicts import (
+    Action,
+    ActionKind,
+    Operation,
+    Owner,
+    RootKind,
+    SubReason,
+    VerdictClass,
+)
 
+_OTHERS_MIN = 2  # with two ranks nobody can say which of them is alone
 _NUMBER = re.compile(r"\d+")
 _UNEVEN = ("all_to_all", "gather", "scatter", "coalesced", "send", "recv", "broadcast", "reduce")
 
@@ -121,6 +136,36 @@ def size_refused(case: Case) -> Finding | None:
         summary="Two ranks disagree about the size of an operation (seen by "
         f"{ranks_text(ranks) if ranks else 'one rank'})",
         would_decide=("flight recorder dumps: who has which size",),
+    )
+
+
+def is_alone(inside: list[Standing], others: list[Standing], sequence: int) -> bool:
+    """One rank is in a call of which two others or more, all level and idle, know nothing."""
+    level = all(s.enqueued == s.completed == sequence - 1 for s in others)
+    return len(inside) == 1 and len(others) >= _OTHERS_MIN and level
+
+
+def alone(lone: Standing, others: list[Standing], operation: Operation | None) -> Finding:
+    """As with dumps: the ranks that look absent are the usual ones, and the call is one too many."""
+    rest = [s.rank for s in others]
+    statement = (
+        f"rank {lone.rank} alone called {operation_text(operation)}; {ranks_text(rest)} came as far as the "
+        "call before it and have nothing outstanding"
+    )
+    return Finding(
+        reason="alone_in_call",
+        verdict_class=VerdictClass.H2,
+        sub_reason=SubReason.OPERATION_MISMATCH,
+        roots=(Blame(RootKind.RANK, rank=lone.rank, why="the only one in this call"),),
+        victims=(),
+        communicator=operation.communicator_name if operation else "",
+        operation=operation,
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.FIX_CODE, f"rank {lone.rank}", "find the call that only this rank makes"),
+        confidence=0.6,
+        grounds=(Ground("alone", statement, tuple(lone.origins)[:64]),),
+        summary=statement,
+        would_decide=(f"stacks of {ranks_text(rest)}: whether they ended or stand outside a call",),
     )
 
 

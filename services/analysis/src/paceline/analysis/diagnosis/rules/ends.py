@@ -21,6 +21,7 @@ from paceline.analysis.facts import (
     BarrierReport,
     DeviceEvent,
     Fact,
+    FlightDump,
     GlooFailure,
     GlooKind,
     HostKill,
@@ -56,7 +57,7 @@ def own_failure(case: Case) -> Finding | None:
     own = [
         fault for fault in case.of(ProcessFault) if is_own_error(fault) and not _is_consequence(case, fault)
     ]
-    if not own or not (_somebody_waits(case) or bool(case.of(ProcessEnd)) or bool(case.of(DeviceEvent))):
+    if not own or not (_somebody_waits(case) or any(map(case.of, (ProcessEnd, DeviceEvent, FlightDump)))):
         return None
     timed = [fault for fault in own if fault.time_s is not None]
     first = min(timed, key=lambda fault: fault.time_s or 0.0) if len(timed) == len(own) else own[0]

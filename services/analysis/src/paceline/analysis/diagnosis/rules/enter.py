@@ -2,6 +2,7 @@
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import DEFAULT_GROUP, Case, Standing
+from paceline.analysis.diagnosis.rules.agree import alone, is_alone
 from paceline.analysis.diagnosis.rules.finding import (
     Finding,
     main_operation,
@@ -138,6 +139,8 @@ def behind(case: Case) -> Finding | None:
     if ended == set(ranks):
         return _extra_call(inside, ranks, operation, case)
     elsewhere = _elsewhere(case, set(ranks))
+    if not elsewhere and is_alone(inside, lower, sequence):
+        return alone(inside[0], lower, operation)
     return Finding(
         reason="behind",
         verdict_class=VerdictClass.H1,

@@ -227,7 +227,10 @@ def _is_whole(case: Case, group: str, members: set[int]) -> bool:
     if known:
         return members >= known
     said = (case.table[group, rank].place for rank in members)
-    places = members if group in ("", DEFAULT_GROUP) else {place for place in said if place is not None}
+    everybody = group in ("", DEFAULT_GROUP)
+    places = members if everybody else {place for place in said if place is not None}
+    if everybody and not set(case.ranks_named) <= places:
+        return False  # somebody else speaks, and does not wait
     count = len(places)
     return count >= 2 and places == set(range(count)) and not _lacks_one(count)
 
