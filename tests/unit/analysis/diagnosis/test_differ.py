@@ -112,7 +112,7 @@ def test_two_collectives_half_and_half_blame_nobody(tmp_path: Path) -> None:
 
 def test_links_after_a_switch_blame_the_switch_alone(tmp_path: Path) -> None:
     log = (
-        "[ 10.1] nvidia-nvswitch3: SXid (PCI:0000:85:00.0): 22013, Fatal, Link 9 Minion Link DLREQ interrupt\n"
+        "[ 10.1] nvidia-nvswitch3: SXid (PCI:0000:85:00.0): 22013, Fatal, Link 9 Minion Link DLREQ\n"
         "[ 11.1] NVRM: Xid (PCI:0000:18:00): 74, pid=4, name=p, NVLink: fatal error detected on link 4(0x1)\n"
         "[ 11.2] NVRM: Xid (PCI:0000:2a:00): 94, pid=5, name=p, Contained: NVLINK error\n"
     )

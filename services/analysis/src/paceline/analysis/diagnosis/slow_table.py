@@ -11,6 +11,7 @@ from paceline.analysis.facts import Origin, SampleRow
 
 CELLS_MAX = 1 << 22
 _WARM_UP = 2.0  # times the median: a first step that compiles or fills caches
+USUAL_OPERATION = 25  # %: of an operation alone the slow ones may be most of its rows
 _FIT = 0.02  # of a step: its parts add up so well
 Table = npt.NDArray[np.float64]
 Place = int | str  # rank, or the node where rows name no rank
@@ -213,7 +214,8 @@ def _finish(
         keep &= np.isfinite(wait).any(axis=1)
     if keep.sum() > 3 and whole[keep][0] > _WARM_UP * np.nanmedian(whole[keep][1:]):
         keep[np.flatnonzero(keep)[0]] = False
-    reference = float(np.nanmedian(whole[keep])) if keep.any() else 0.0
+    usual = 50 if measured else USUAL_OPERATION
+    reference = float(np.nanpercentile(whole[keep], usual)) if keep.any() else 0.0
     return Steps(
         steps=[step for step, kept in zip(steps, keep.tolist(), strict=True) if kept],
         places=places,
