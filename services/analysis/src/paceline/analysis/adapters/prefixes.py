@@ -21,6 +21,7 @@ _RAY = re.compile(
     r"\((?P<actor>[\w.:\[\]=-]+)(?: |,)[^()]{0,80}?pid=(?P<pid>\d{1,18})(?:, ip=(?P<ip>[\w.:-]+))?\)\s?"
 )
 _ACTOR_NAMES = re.compile(r"(?<![\w-])rank=(\d{1,6})\b")
+_POD = re.compile(r"^\[pod/[\w./-]{1,200}\] ")  # kubectl logs --prefix
 _RAY_REPEATED = re.compile(r"\[repeated (\d{1,9})x across cluster\]")
 _ACTOR_RANK = re.compile(r"^[\w.]{1,80}\[rank=(\d{1,18})\]:\s?")
 _KUBELET = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ")
@@ -127,6 +128,8 @@ def _take_speaker(state: _Read) -> _Read | None:
                 host=found["ip"] or speaker.host,
             ),
         )
+    if found := _POD.match(text):
+        return replace(state, text=text[found.end() :])
     if found := _DEFAULT.match(text):
         return replace(state, text=text[found.end() :], speaker=replace(speaker, local_rank=int(found[1])))
     if found := _ACTOR_RANK.match(text):
