@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 (cd web && npm test --silent)
-for kind in unit integration chaos e2e; do
+for kind in unit incidents integration chaos e2e; do
   printf '\n%s tests\n' "$kind"
   .venv/bin/python -m pytest -q "tests/$kind" "$@"
 done

@@ -1,6 +1,7 @@
 """Setups, adapters, versions and counters that differ; and where a difference blames nobody."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.analysis.diagnosis import Diagnosis, diagnose
@@ -20,7 +21,7 @@ def nodes(found: Diagnosis) -> set[str]:
     return {root.node for root in found.roots if root.node}
 
 
-def rows(*objects: dict[str, object]) -> str:
+def rows(*objects: Mapping[str, object]) -> str:
     return "".join(json.dumps(one) + "\n" for one in objects)
 
 
