@@ -1,6 +1,6 @@
 """Real Flight Recorder dumps: eight gloo ranks, six faults, dumped by torch itself.
 
-    python tests/integration/analysis/flight_gloo.py [FAULT ...]
+    python tests/bench/flight_gloo.py [FAULT ...]
 
 prints what this analysis and torch's fr_trace answer on the same files. torch is imported once; the ranks
 of each fault are forked from it.
