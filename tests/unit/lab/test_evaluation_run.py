@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from paceline.analysis.judge import judge
+from paceline.analysis.adapters.model import UnusableInput
 from paceline.contracts.verdicts import VerdictClass
 from paceline.fleet import CommKind, FaultKind, ProfileName
 from paceline.lab.evaluation.bars import judge_bars
 from paceline.lab.evaluation.cases import TOPOLOGIES, Case, Coverage
 from paceline.lab.evaluation.commands import add
 from paceline.lab.evaluation.flight_dumps import FlightRecorder
-from paceline.lab.evaluation.flight_evidence import dump_evidence, read_dumps
 from paceline.lab.evaluation.peer_nvrx import read_nvrx
-from paceline.lab.evaluation.peers import PeerRow, read_fr_trace
+from paceline.lab.evaluation.peers import PeerRow, judge_dumps, read_fr_trace
 from paceline.lab.evaluation.plan import Amount, all_cases, peer_cases
 from paceline.lab.evaluation.runner import Result, run_case
 from paceline.lab.evaluation.table import failures, peer_lines, quiet_rows, render
@@ -101,18 +100,18 @@ def test_dumps_hold_only_data_and_show_a_rank_that_never_entered(tmp_path: Path)
     for second in range(30):
         job.tables(second)
     recorder.write(tmp_path, 29.0)
-    dumps = read_dumps(tmp_path)
-    assert sorted(dumps) == list(range(TOPOLOGIES["2x2x4"].ranks))
+    dumps = list(recorder.dumps(29.0))
+    assert len(dumps) == len(list(tmp_path.iterdir())) == TOPOLOGIES["2x2x4"].ranks
     entries = dumps[0]["entries"]
     assert [entry["record_id"] for entry in entries] == list(range(len(entries)))
     check_numbers(dumps[0])
     assert not any(entry["is_p2p"] for entry in next(recorder.dumps(29.0, pairs=False))["entries"])
-    verdict = judge(dump_evidence(dumps, 29.0))
+    verdict = judge_dumps(tmp_path)
     assert verdict.verdict_class is VerdictClass.H1
     assert {root.rank for root in verdict.roots} == job.truth().root_ranks
     (tmp_path / "rank_0").write_bytes(pickle.dumps(Path))
-    with pytest.raises(pickle.UnpicklingError, match="plain data"):
-        read_dumps(tmp_path)
+    with pytest.raises(UnusableInput, match="pathlib"):
+        judge_dumps(tmp_path)
 
 
 def check_numbers(dump: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ process ended. What follows in the same process is only the consequence."""
 import re
 from collections.abc import Iterator
 
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.facts import Fact, GlooFailure, GlooKind
 
 _TIMED_OUT = re.compile(r"Timed out waiting (?P<ms>\d{1,18})ms for (?P<direction>recv|send) operation")
@@ -24,11 +24,7 @@ class GlooFailures:
             return
         peer = _PEER.search(line.text[:LOOK_CHARS])
         yield GlooFailure(
-            origin=line.origin,
-            speaker=line.speaker,
-            time_s=line.time_s,
-            clock=line.clock,
-            attempt=line.attempt,
+            **base_of(block),
             kind=kind,
             direction=direction,
             peer=f"{peer['address']}:{peer['port']}" if peer else "",

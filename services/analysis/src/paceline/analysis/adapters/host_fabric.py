@@ -7,8 +7,7 @@ and state of every port), `ib_rate` (device and rate).
 import re
 from collections.abc import Iterator
 
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
-from paceline.analysis.adapters.process_errors import base_of
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.facts import Fact, NetworkFailure, NetworkKind, SettingSeen
 
 _DEVICE = re.compile(

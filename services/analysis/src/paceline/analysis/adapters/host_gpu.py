@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.analysis.adapters.kernel_log import normal_pci
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
-from paceline.analysis.adapters.process_errors import base_of
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.facts import Fact, SampleRow, SettingSeen
 
 _CLOCK = "clock_event_reason"

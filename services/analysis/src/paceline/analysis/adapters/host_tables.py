@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.analysis.adapters.kernel_log import normal_pci
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
-from paceline.analysis.adapters.process_errors import base_of
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.facts import Fact, Group, Membership, SampleRow
 
 ROWS_MAX = 64

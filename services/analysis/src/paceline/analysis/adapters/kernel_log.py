@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.facts import DeviceEvent, Fact, HostKill
 
 OFF_THE_BUS = 79
@@ -110,11 +110,5 @@ def normal_pci(text: str) -> str:
 
 
 def _base(block: Block, pci: str) -> dict[str, Any]:
-    line = block.line
-    return {
-        "origin": line.origin,
-        "speaker": replace(line.speaker, gpu=pci or line.speaker.gpu, rank=None),
-        "time_s": line.time_s,
-        "clock": line.clock,
-        "attempt": line.attempt,
-    }
+    spoken = block.line.speaker
+    return base_of(block, replace(spoken, gpu=pci or spoken.gpu, rank=None))

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
-from paceline.analysis.adapters.process_errors import base_of
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.adapters.torch_reports import RANKS_LISTED_MAX, ranks_of
 from paceline.analysis.facts import (
     Fact,

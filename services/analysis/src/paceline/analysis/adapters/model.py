@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from paceline.analysis.facts import Fact, Line
+from paceline.analysis.facts import Fact, Line, Speaker
 
 LOOKAHEAD_LINES = 64  # longest block that belongs to one line (desync reports, stacks)
 LOOK_CHARS = 8_192  # of a line that messages are looked for in: a search that is quadratic stays short
@@ -18,6 +18,18 @@ class Block:
 
     line: Line
     after: Sequence[Line]
+
+
+def base_of(block: Block, speaker: Speaker | None = None) -> dict[str, Any]:
+    """The fields that every fact takes from its line; `speaker` where the text says more than the line's."""
+    line = block.line
+    return {
+        "origin": line.origin,
+        "speaker": line.speaker if speaker is None else speaker,
+        "time_s": line.time_s,
+        "clock": line.clock,
+        "attempt": line.attempt,
+    }
 
 
 class LineAdapter(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.analysis.adapters.functions import function_of
 from paceline.analysis.adapters.kernel_log import normal_pci
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.facts import (
     CallSeen,
     Fact,
@@ -90,7 +90,7 @@ class NcclMembers:
         if not found:
             return
         bus = found["bus"] or ""
-        base = base_of(block)
+        base = device_base(block)
         gpu = _gpu_of_bus(bus)
         base["speaker"] = replace(
             base["speaker"], group_rank=int(found["rank"]), gpu=gpu or base["speaker"].gpu
@@ -124,7 +124,7 @@ class NcclCalls:
             root=int(found["root"]) if function in ("broadcast", "reduce", "gather", "scatter") else None,
         )
         group = Group(description=found["comm"], size=int(found["size"]))
-        yield CallSeen(**base_of(block), group=group, work=work)
+        yield CallSeen(**device_base(block), group=group, work=work)
 
 
 class NcclNetwork:
@@ -140,7 +140,7 @@ class NcclNetwork:
         text = block.line.text[:LOOK_CHARS]
         if "NCCL" not in text and "NET/" not in text:
             return
-        base = base_of(block)
+        base = device_base(block)
         if found := _COMPLETION.search(text):
             status = int(found["error"] or found["status"] or found["named"])
             device = _HCA.search(text)
@@ -177,25 +177,18 @@ class NcclSettings:
 
     def read(self, block: Block) -> Iterator[Fact]:
         if found := _VERSION.search(block.line.text[:LOOK_CHARS]):
-            yield SettingSeen(**base_of(block), name="nccl_version", value=found["version"])
+            yield SettingSeen(**device_base(block), name="nccl_version", value=found["version"])
         elif found := _ENVIRONMENT.search(block.line.text[:LOOK_CHARS]):
-            yield SettingSeen(**base_of(block), name=found["name"], value=found["value"])
+            yield SettingSeen(**device_base(block), name=found["name"], value=found["value"])
 
 
-def base_of(block: Block) -> dict[str, Any]:
-    """The fields of every fact; the CUDA device of the line as GPU where no address is known."""
+def device_base(block: Block) -> dict[str, Any]:
+    """As `base_of`; the CUDA device of the line as local rank where no address is known."""
     line = block.line
     device = _DEVICE.match(line.text[:LOOK_CHARS])
-    speaker = line.speaker
-    if device and not speaker.gpu:
-        speaker = replace(speaker, local_rank=int(device[1]))
-    return {
-        "origin": line.origin,
-        "speaker": speaker,
-        "time_s": line.time_s,
-        "clock": line.clock,
-        "attempt": line.attempt,
-    }
+    if not device or line.speaker.gpu:
+        return base_of(block)
+    return base_of(block, replace(line.speaker, local_rank=int(device[1])))
 
 
 def _gpu_of_bus(bus: str) -> str:

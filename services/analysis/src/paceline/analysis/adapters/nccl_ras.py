@@ -12,8 +12,7 @@ from itertools import count
 from typing import Any
 
 from paceline.analysis.adapters.functions import function_of
-from paceline.analysis.adapters.model import Block
-from paceline.analysis.adapters.process_errors import base_of
+from paceline.analysis.adapters.model import Block, base_of
 from paceline.analysis.adapters.torch_reports import ranks_of
 from paceline.analysis.facts import (
     Counted,
@@ -183,7 +182,7 @@ class RasText:
         elif found["status"] or self._section == "status":
             yield self._standing(block, speaker, found["status"] or self._value)
         elif found["error"] or self._section == "error":
-            yield from error_fact(self._base(block, speaker), (found["error"] or self._value).strip())
+            yield from error_fact(base_of(block, speaker), (found["error"] or self._value).strip())
         elif self._section == "missing":
             yield self._counted(block, speaker, missing="no_data")
         elif self._section == "counts" and self._value.isdecimal():
@@ -191,7 +190,7 @@ class RasText:
 
     def _standing(self, block: Block, speaker: Speaker, status: str) -> Fact:
         return Membership(
-            **self._base(block, speaker),
+            **base_of(block, speaker),
             group=self._group,
             rank_in_group=speaker.group_rank,
             complete=COMPLETE.get(status),
@@ -207,21 +206,16 @@ class RasText:
         if speaker is None and (address := re.match(r"([\w.:%-]{1,64}?)<\d{1,5}>", rest)):
             speaker = replace(block.line.speaker, rank=None, host=address[1])
         if speaker is not None:
-            yield Counted(
-                **self._base(block, speaker), group=Group(), missing=missing, snapshot=next_snapshot()
-            )
+            yield Counted(**base_of(block, speaker), group=Group(), missing=missing, snapshot=next_snapshot())
 
     def _counted(self, block: Block, speaker: Speaker, **values: Any) -> Fact:
         return Counted(
-            **self._base(block, speaker),
+            **base_of(block, speaker),
             group=self._group,
             function=self._function if "launched" in values else "",
             snapshot=self._snapshot,
             **values,
         )
-
-    def _base(self, block: Block, speaker: Speaker) -> dict[str, Any]:
-        return {**base_of(block), "speaker": speaker}
 
 
 def next_snapshot() -> int:

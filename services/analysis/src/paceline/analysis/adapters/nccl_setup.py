@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from paceline.analysis.adapters.model import Block
-from paceline.analysis.adapters.nccl_log import base_of
+from paceline.analysis.adapters.nccl_log import device_base
 from paceline.analysis.facts import Fact, SettingSeen
 
 LOOK_CHARS = 2000
@@ -37,12 +37,12 @@ class NcclSetup:
             return
         if found := _DEVICES.search(text):
             names = ",".join(sorted({one["name"] for one in _DEVICE.finditer(found["devices"])}))
-            yield SettingSeen(**base_of(block), name="ib_devices", value=names)
+            yield SettingSeen(**device_base(block), name="ib_devices", value=names)
         elif _NONE.search(text):
-            yield SettingSeen(**base_of(block), name="ib_devices", value="none", text=text[:300])
+            yield SettingSeen(**device_base(block), name="ib_devices", value="none", text=text[:300])
         if found := _ADDRESS.search(text):
-            yield SettingSeen(**base_of(block), name="own_address", value=found["address"])
+            yield SettingSeen(**device_base(block), name="own_address", value=found["address"])
         for value, pattern in _REFUSED:
             if found := pattern.search(text):
                 words = text[found.start() :].strip()[:300]
-                yield SettingSeen(**base_of(block), name="init_refused", value=value, text=words)
+                yield SettingSeen(**device_base(block), name="init_refused", value=value, text=words)

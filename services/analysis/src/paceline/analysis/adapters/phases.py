@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.analysis.adapters.model import Block
-from paceline.analysis.adapters.process_errors import base_of
+from paceline.analysis.adapters.model import Block, base_of
 from paceline.analysis.facts import Fact, PhaseKind, PhaseSeen
 
 _LOOK_CHARS = 400

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.facts import Fact, Origin, ProcessEnd, ProcessFault, ProcessFaultKind
 
 K = ProcessFaultKind
@@ -164,18 +164,6 @@ def _is_just_before(origin: Origin, here: Origin, lines: int) -> bool:
 def cuda_kind(text: str) -> ProcessFaultKind | None:
     """Which CUDA error a line reports, None where none."""
     return next((kind for pattern, kind in _CUDA if pattern.search(text)), None)
-
-
-def base_of(block: Block) -> dict[str, Any]:
-    """The fields that every fact takes from its line."""
-    line = block.line
-    return {
-        "origin": line.origin,
-        "speaker": line.speaker,
-        "time_s": line.time_s,
-        "clock": line.clock,
-        "attempt": line.attempt,
-    }
 
 
 def _ending(code: int) -> dict[str, Any]:

@@ -10,8 +10,7 @@ time (s): .5` and `global_step=10` (DeepSpeed), `step: 10  loss: ..` (torchtitan
 import re
 from collections.abc import Iterator
 
-from paceline.analysis.adapters.model import Block
-from paceline.analysis.adapters.process_errors import base_of
+from paceline.analysis.adapters.model import Block, base_of
 from paceline.analysis.facts import Fact, ProgressSeen
 
 _BARS_MAX = 16  # on one line

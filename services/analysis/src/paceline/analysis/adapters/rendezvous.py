@@ -7,8 +7,7 @@ no named endpoint. A store that fails later, while the job runs, is no failed st
 import re
 from collections.abc import Iterator
 
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
-from paceline.analysis.adapters.process_errors import base_of
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.facts import Fact, NetworkFailure, NetworkKind, SettingSeen
 
 _ADDRESS = r"(?:tcp://)?(?P<address>(?:\[[\da-fA-F:.]{2,45}\]|[\w.-]{1,128}):\d{2,5})\b"

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
-from paceline.analysis.adapters.process_errors import base_of
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.facts import Fact, Line, StackSeen
 
 FRAMES_MAX = 60

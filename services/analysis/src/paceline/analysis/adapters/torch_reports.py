@@ -6,10 +6,9 @@ own numbers, which are not the watchdog's sequence numbers.
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from paceline.analysis.adapters.functions import function_of
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.adapters.torch_watchdog import group_of, speaker_of
 from paceline.analysis.facts import BarrierReport, DesyncReport, Fact, Group, OperationMismatch, Side, Work
 
@@ -63,7 +62,7 @@ class Mismatches:
         sides = (Side(int(found["a"]), _work(found["first"])), Side(int(found["b"]), _work(found["second"])))
         aspects = {name.lower().replace("tensor tensor", "tensor") for name in _ASPECTS.findall(text)}
         yield OperationMismatch(
-            **_base(block),
+            **base_of(block, speaker_of(block.line)),
             group=group_of(block.line.text[:LOOK_CHARS]),
             sides=sides,
             aspects=tuple(sorted(aspects)),
@@ -95,7 +94,7 @@ class DesyncReports:
             elif _NEVER.search(line.text[:LOOK_CHARS]) and (found := _LISTED.search(line.text[:LOOK_CHARS])):
                 never += ranks_of(found["ranks"])
         yield DesyncReport(
-            **_base(block),
+            **base_of(block, speaker_of(block.line)),
             group=Group(),
             lagging=tuple(lagging),
             finished=finished,
@@ -125,7 +124,11 @@ class Barriers:
             missing = tuple(ranks_of(found["ranks"]))
         if missing or arrived is not None:
             yield BarrierReport(
-                **_base(block), missing=missing, arrived=arrived, expected=expected, text=text[:2000]
+                **base_of(block, speaker_of(block.line)),
+                missing=missing,
+                arrived=arrived,
+                expected=expected,
+                text=text[:2000],
             )
 
 
@@ -154,14 +157,3 @@ def _work(text: str) -> Work:
     call = _CALL.match(text.strip())
     fields = dict(_FIELD.findall(call["fields"] or "")) if call else {}
     return Work(function=function_of(call["name"]) if call else "", shapes=fields.get("TensorShape", ""))
-
-
-def _base(block: Block) -> dict[str, Any]:
-    line = block.line
-    return {
-        "origin": line.origin,
-        "speaker": speaker_of(line),
-        "time_s": line.time_s,
-        "clock": line.clock,
-        "attempt": line.attempt,
-    }

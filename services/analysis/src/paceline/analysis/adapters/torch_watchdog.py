@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.analysis.adapters.functions import function_of
-from paceline.analysis.adapters.model import LOOK_CHARS, Block
+from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.facts import Fact, Group, GroupStatus, Line, Speaker, WatchdogStuck, Work, WorkTimeout
 
 _WORK = re.compile(r"WorkNCCL\((?P<fields>(?:[^()\[\]]|\[[^\]]*\]|\([a-z]+\))*)\)")
@@ -52,11 +52,7 @@ class WatchdogTimeouts:
         after = block.after[0].text[:LOOK_CHARS] if block.after else ""
         ran = _RAN.search(text) or (_RAN.search(after) if "WorkNCCL(" not in text else None)
         yield WorkTimeout(
-            origin=block.line.origin,
-            speaker=speaker_of(block.line),
-            time_s=block.line.time_s,
-            clock=block.line.clock,
-            attempt=block.line.attempt,
+            **base_of(block, speaker_of(block.line)),
             group=group_of(text),
             work=work,
             ran_ms=int(ran[1]) if ran else None,
@@ -77,11 +73,7 @@ class GroupStatuses:
             return
         failed, asked = _AT_WORK.search(text), _ASKED.search(text)
         yield GroupStatus(
-            origin=block.line.origin,
-            speaker=speaker_of(block.line),
-            time_s=block.line.time_s,
-            clock=block.line.clock,
-            attempt=block.line.attempt,
+            **base_of(block, speaker_of(block.line)),
             group=group_of(text),
             enqueued=int(found[1]),
             started=int(found[2]) if found[2] else None,
@@ -103,11 +95,7 @@ class WatchdogsStuck:
             return
         left = _LEFT.search(block.line.text[:LOOK_CHARS])
         yield WatchdogStuck(
-            origin=block.line.origin,
-            speaker=speaker_of(block.line),
-            time_s=block.line.time_s,
-            clock=block.line.clock,
-            attempt=block.line.attempt,
+            **base_of(block, speaker_of(block.line)),
             group=group_of(block.line.text[:LOOK_CHARS]),
             stuck_s=int(found[1]),
             works_left=int(left[1]) if left else None,

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.analysis.judge import judge
+from paceline.analysis.adapters.flight_files import Refused, read_files
+from paceline.analysis.adapters.model import UnusableInput
+from paceline.analysis.diagnosis.flight import read_flight
+from paceline.analysis.diagnosis.flight_verdict import judge_flight
 from paceline.contracts.verdicts import RootKind, Verdict, VerdictClass
 from paceline.fleet import FleetJob
 from paceline.lab.evaluation.cases import Case
 from paceline.lab.evaluation.flight_dumps import PREFIX, FlightRecorder
-from paceline.lab.evaluation.flight_evidence import dump_evidence, read_dumps
 from paceline.lab.evaluation.peer_nvrx import (
     Named,
     has_nvrx,
@@ -93,7 +95,7 @@ def compare_tools(cases: Iterable[Case]) -> Iterator[PeerRow]:
             folder, fewer = Path(text) / "all", Path(text) / "fewer"
             folder.mkdir()
             recorder.write(folder, float(at_s))
-            yield _ours(label, injected, folder, float(at_s))
+            yield _ours(label, injected, folder)
             if has_nvrx():
                 yield _theirs(label, injected, "nvrx", nvrx_command(folder, f"{PREFIX}*"), read_nvrx)
             if has_fr_trace():
@@ -114,9 +116,19 @@ def _visible(job: FleetJob) -> tuple[int, ...]:
     return tuple(int(rank) for rank in groups.members[groups.comm_of[fault.rank]])
 
 
-def _ours(label: str, injected: tuple[int, ...], folder: Path, at_s: float) -> PeerRow:
+def judge_dumps(folder: Path) -> Verdict:
+    """What `paceline diagnose` reads out of the dumps of a folder, one process. Raises UnusableInput."""
+    dumps = []
+    for dump in read_files(sorted(folder.glob(f"{PREFIX}*")), workers=1):
+        if isinstance(dump, Refused):
+            raise UnusableInput(f"{dump.name}: {dump.why}")
+        dumps.append(dump)
+    return judge_flight(read_flight(dumps)).verdict
+
+
+def _ours(label: str, injected: tuple[int, ...], folder: Path) -> PeerRow:
     started = time.perf_counter()
-    verdict = judge(dump_evidence(read_dumps(folder), at_s))
+    verdict = judge_dumps(folder)
     named = _named(verdict)
     seconds = time.perf_counter() - started
     note = f"{verdict.verdict_class.value} {verdict.sub_reason.value}: {verdict.summary}"

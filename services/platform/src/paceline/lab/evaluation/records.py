@@ -28,7 +28,7 @@ from paceline.localizer.settings import LocalizerSettings
 _PACKAGES = ("contracts", "analysis", "agent", "fleet", "detector", "localizer", "lab.evaluation")
 # Of `lab.evaluation`: what only prints, chooses cases or keeps records, and what only compares peers.
 _PRINTING = frozenset({"bars", "commands", "execute", "main", "plan", "records", "table"})
-_PEERS = frozenset({"flight_dumps", "flight_evidence", "peers", "peer_nvrx"})
+_PEERS = frozenset({"flight_dumps", "peers", "peer_nvrx"})
 
 
 class RecordError(Exception):

@@ -28,7 +28,6 @@ _OF_LINK = _LINK_CODES | {
 }  # what other GPUs of a domain report after one link or switch failed
 _CAUSED_BY = re.compile(r"caused by previous Xid (\d{1,4})")
 _REPLACE = frozenset({61, 62, 79, 110, 143})
-_SAME_MOMENT_S = 2.0
 _TEARDOWN_S = 10.0  # an application's Xid that much after the job's own complaint is its end
 _SHOWN = 64
 _ACTIONS = {
