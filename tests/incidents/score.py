@@ -1,4 +1,5 @@
-"""The score of `paceline diagnose` on incidents: `python -m tests.incidents.score [CASE...] [--variants]`.
+"""The score of `paceline diagnose` on incidents: `python -m tests.incidents.score [CASE...] [--variants]`,
+or `--cases DIR` for those of another folder.
 
 For each case 1 point for a class that counts as right, 1 for the first cause and no victim (or a refusal
 where that is right), 1 for the operation or phase; 2 points less for a victim named as first cause, and for
@@ -54,18 +55,19 @@ class Score:
         return self.klass + self.root + self.operation - 2 * self.victim - 2 * self.node_action
 
 
-def variant_names() -> list[str]:
-    """Every case of `variants`, sorted."""
-    return sorted(path.parent.name for path in VARIANTS.glob("*/case.json"))
+def variant_names(folder: Path = VARIANTS) -> list[str]:
+    """Every case of a folder, sorted."""
+    return sorted(path.parent.name for path in folder.glob("*/case.json"))
 
 
-def score_case(name: str) -> tuple[Score, dict[str, Any]]:
-    """Score and answer of one case, of either folder."""
-    place = CASES / name if name in TARGETS else VARIANTS / name
+def score_case(name: str, folder: Path = VARIANTS) -> tuple[Score, dict[str, Any]]:
+    """Score and answer of a public case, or of one in `folder`."""
+    public = folder == VARIANTS and name in TARGETS
+    place = CASES / name if public else folder / name
     case = json.loads((place / "case.json").read_text("utf-8"))
-    target = TARGETS.get(name) or json.loads((place / "target.json").read_text("utf-8"))
-    with tempfile.TemporaryDirectory() as folder:
-        inputs = Path(folder) / "inputs"
+    target = TARGETS[name] if public else json.loads((place / "target.json").read_text("utf-8"))
+    with tempfile.TemporaryDirectory() as temporary:
+        inputs = Path(temporary) / "inputs"
         shutil.copytree(place, inputs, ignore=shutil.ignore_patterns(*ANSWERS))
         answer = json.loads(json.dumps(diagnose([str(inputs)])[-1].as_json()))
     return score_answer(name, case, target, answer), answer
@@ -165,9 +167,9 @@ def _root_text(root: dict[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in root.items() if key not in ("role", "why"))
 
 
-def score_all(names: Sequence[str]) -> Iterator[tuple[Score, dict[str, Any]]]:
+def score_all(names: Sequence[str], folder: Path = VARIANTS) -> Iterator[tuple[Score, dict[str, Any]]]:
     for name in names:
-        yield score_case(name)
+        yield score_case(name, folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -175,15 +177,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("cases", nargs="*", help="beginnings of names; all where none")
     parser.add_argument("--json", action="store_true", help="print the answers")
     parser.add_argument("--variants", action="store_true", help="the cases of `variants`")
+    parser.add_argument("--cases", dest="folder", type=Path, help="a folder of such cases")
     options = parser.parse_args(arguments)
+    folder = options.folder or VARIANTS
     names = [
         name
-        for name in (variant_names() if options.variants else sorted(TARGETS))
+        for name in (variant_names(folder) if options.variants or options.folder else sorted(TARGETS))
         if not options.cases or any(name.startswith(begin) for begin in options.cases)
     ]
     scores = []
     print(f"{'case':44} class root op  pts  answer")
-    for score, answer in score_all(names):
+    for score, answer in score_all(names, folder):
         scores.append(score)
         marks = ("  VICTIM" if score.victim else "") + ("  NODE ACTION" if score.node_action else "")
         points = f"{score.klass:>5} {score.root:>4} {score.operation:>2} {score.points:>4}"
