@@ -251,6 +251,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/incidents/{incident_id}/bundle": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Bundle
+         * @description Everything that is kept of the incident in one archive, for `paceline diagnose INC-1.bundle`: verdicts,
+         *     evidence, registry, health and timeline. `manifest.json` comes first and lists the files.
+         */
+        get: operations["get_bundle_v1_incidents__incident_id__bundle_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/incidents/{incident_id}/acknowledgements": {
         parameters: {
             query?: never;
@@ -1911,7 +1932,7 @@ export interface components {
         ScalingMode: "sync_amplification" | "fabric_contention" | "locality_variance";
         /**
          * ScalingModeRead
-         * @description A failure mode that the newest windows show. `cost_share` and `statement` are those of the newest one.
+         * @description A failure mode that the newest windows show; statement and figures are those of the newest one.
          */
         ScalingModeRead: {
             mode: components["schemas"]["ScalingMode"];
@@ -3204,6 +3225,74 @@ export interface operations {
                 };
                 content: {
                     "application/octet-stream": string;
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description No such thing */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemNotFound"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    get_bundle_v1_incidents__incident_id__bundle_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description inc_... or its label INC-<number> */
+                incident_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/gzip": string;
                 };
             };
             /** @description No valid token */

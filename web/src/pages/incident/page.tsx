@@ -2,7 +2,7 @@ import { Link, useNavigate } from "@tanstack/react-router";
 import { useMemo } from "react";
 import type { Incident } from "../../api/client";
 import { useIncident, useIncidentAction } from "../../api/queries";
-import { Button } from "../../components/button";
+import { Button, Download } from "../../components/button";
 import { ErrorNotice } from "../../components/error-notice";
 import { Panel } from "../../components/panel";
 import { StatusText, VerdictBadge } from "../../components/verdict";
@@ -120,6 +120,12 @@ function Headline({ incident }: { readonly incident: Incident }) {
           Resolve
         </Button>
         <Button onClick={() => void copySummary(incident)}>Copy summary</Button>
+        <Download
+          href={`/v1/incidents/${incident.id}/bundle`}
+          title={`Evidence and records: paceline diagnose ${incident.label}.bundle`}
+        >
+          Download bundle
+        </Download>
       </div>
     </header>
   );

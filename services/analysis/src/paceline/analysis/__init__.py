@@ -7,7 +7,7 @@ A member that nobody reported is unknown; it is never taken for a member that di
 """
 
 from paceline.analysis.builder import build_evidence
-from paceline.analysis.bundles import BundleError, dump_bundle, load_bundle
+from paceline.analysis.bundles import BundleError, Judged, dump_bundle, load_bundle, load_judged
 from paceline.analysis.evidence import JobEvidence
 from paceline.analysis.judge import judge
 from paceline.analysis.policy import JudgePolicy
@@ -16,8 +16,10 @@ __all__ = [
     "BundleError",
     "JobEvidence",
     "JudgePolicy",
+    "Judged",
     "build_evidence",
     "dump_bundle",
     "judge",
     "load_bundle",
+    "load_judged",
 ]

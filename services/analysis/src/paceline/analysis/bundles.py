@@ -3,20 +3,23 @@
     "PLEV" | version u16 | spare u16 | gzip( u32 length | JSON | arrays one after another )
 
 The JSON holds names, registry and health and says of each array its row size and count, so that
-rows that grew at the end still load. `load_bundle` raises `BundleError`, and nothing else, for any
-other bytes; what it returns never refers outside its own arrays.
+rows that grew at the end still load; and the thresholds of the judgement, where the writer gave them.
+`load_bundle` and `load_judged` raise `BundleError`, and nothing else, for any other bytes; what they
+return never refers outside its own arrays.
 """
 
 import json
+import math
 import struct
 import zlib
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.analysis.evidence import COMMUNICATORS_MAX, HEALTH_MAX, MEMBERS_MAX, RANKS_MAX, JobEvidence
+from paceline.analysis.policy import JudgePolicy
 from paceline.contracts.batch import ROW_DTYPES, RowKind, Rows
 from paceline.contracts.ids import format_ranks, parse_ranks
 from paceline.contracts.registry import HealthEvent, HealthKind
@@ -42,22 +45,35 @@ class BundleError(ValueError):
     """Not a bundle, or too large; the message names the field and what was expected."""
 
 
-def dump_bundle(evidence: JobEvidence, bytes_max: int = 384 * 1024) -> bytes:
+@dataclass(frozen=True)
+class Judged:
+    """What a verdict was judged from. `is_whole` False: rows were left out to fit, so that a slow verdict
+    may come out differently; `policy` null: the bundle does not say it."""
+
+    evidence: JobEvidence
+    policy: JudgePolicy | None
+    is_whole: bool
+
+
+def dump_bundle(
+    evidence: JobEvidence, bytes_max: int = 384 * 1024, policy: JudgePolicy | None = None
+) -> bytes:
     """Bytes of `evidence`, equal for equal evidence; BundleError where they exceed `bytes_max`.
 
     Where the whole does not fit, completed rounds and edges go first: a hang does not need them.
     """
-    packed = _pack(evidence)
+    packed = _pack(evidence, policy, is_whole=True)
     if len(packed) > bytes_max:
         rounds = evidence.rounds
         open_rounds = rounds[rounds["duration_ns"] == 0]
-        packed = _pack(replace(evidence, rounds=open_rounds, edges=evidence.edges[:0]))
+        less = replace(evidence, rounds=open_rounds, edges=evidence.edges[:0])
+        packed = _pack(less, policy, is_whole=False)
     if len(packed) > bytes_max:
         raise BundleError(f"evidence of {len(packed)} bytes exceeds {bytes_max}")
     return packed
 
 
-def _pack(evidence: JobEvidence) -> bytes:
+def _pack(evidence: JobEvidence, policy: JudgePolicy | None, *, is_whole: bool) -> bytes:
     arrays: list[tuple[str, npt.NDArray[np.void]]] = [(name, getattr(evidence, name)) for name in _ROW_KINDS]
     meta = {
         "job": evidence.job,
@@ -82,6 +98,8 @@ def _pack(evidence: JobEvidence) -> bytes:
         ],
         "health": [asdict(event) for event in evidence.health],
         "ignored_rows": evidence.ignored_rows,
+        "policy": None if policy is None else asdict(policy),
+        "whole": is_whole,
         "seen": format_ranks(np.flatnonzero(evidence.seen).tolist()),
         "process_seen": format_ranks(np.flatnonzero(evidence.process_seen).tolist()),
         "arrays": [[name, rows.dtype.itemsize, len(rows)] for name, rows in arrays],
@@ -94,6 +112,11 @@ def _pack(evidence: JobEvidence) -> bytes:
 
 def load_bundle(data: bytes) -> JobEvidence:
     """The evidence in `data`; BundleError for anything else."""
+    return load_judged(data).evidence
+
+
+def load_judged(data: bytes) -> Judged:
+    """The evidence in `data` and how it was judged; BundleError for anything else."""
     try:
         return _unpack(data)
     except BundleError:
@@ -112,7 +135,7 @@ def load_bundle(data: bytes) -> JobEvidence:
         raise BundleError("malformed bundle: JSON nested too deep") from None
 
 
-def _unpack(data: bytes) -> JobEvidence:
+def _unpack(data: bytes) -> Judged:
     if len(data) < _HEAD.size:
         raise BundleError(f"length {len(data)}, expected at least {_HEAD.size} bytes")
     magic, version, _ = _HEAD.unpack_from(data)
@@ -130,7 +153,21 @@ def _unpack(data: bytes) -> JobEvidence:
         raise BundleError(f"JSON of {length} bytes in {len(plain)} bytes")
     meta = json.loads(plain[_LENGTH.size : _LENGTH.size + length])
     tables = _tables(meta["arrays"], plain, _LENGTH.size + length)
-    return _evidence(meta, tables)
+    return Judged(_evidence(meta, tables), _policy(meta.get("policy")), meta.get("whole") is not False)
+
+
+def _policy(stored: object) -> JudgePolicy | None:
+    """Thresholds of a newer version that are not known here are left out; the others are numbers."""
+    if stored is None:
+        return None
+    values = cast(dict[str, float], stored)
+    known = {field.name: values[field.name] for field in fields(JudgePolicy) if field.name in values}
+    for name, value in known.items():
+        whole = isinstance(getattr(JudgePolicy(), name), int)
+        right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not right or not math.isfinite(value) or not 0 <= value <= 1e9:
+            raise BundleError(f"policy {name} is {str(value)[:40]}, expected a number from 0 to 1e9")
+    return JudgePolicy(**known)  # type: ignore[arg-type]
 
 
 def _tables(entries: list[list[object]], plain: bytes, offset: int) -> dict[str, Rows]:

@@ -248,7 +248,7 @@ class LocalizerCore:
 
     def _bundle(self, evidence: JobEvidence) -> str:
         try:
-            packed = dump_bundle(evidence, EVIDENCE_BUNDLE_BYTES_MAX * 3 // 4)
+            packed = dump_bundle(evidence, EVIDENCE_BUNDLE_BYTES_MAX * 3 // 4, self.policy)
         except BundleError:
             self.decisions["bundle_too_large"] += 1
             return ""

@@ -7,6 +7,7 @@ from paceline.analysis.adapters.gloo import GlooFailures
 from paceline.analysis.adapters.host_fabric import NetworkPorts, PciSwitches
 from paceline.analysis.adapters.host_gpu import DeviceQueues, SmiSections
 from paceline.analysis.adapters.host_tables import BandwidthTables, ProcessTables
+from paceline.analysis.adapters.incident import IncidentBundles, IncidentParts, LiveEvidences
 from paceline.analysis.adapters.json_documents import JsonDocuments
 from paceline.analysis.adapters.kernel_log import DeviceEvents, HostKills
 from paceline.analysis.adapters.launchers import (
@@ -35,6 +36,9 @@ from paceline.analysis.adapters.torch_watchdog import GroupStatuses, WatchdogsSt
 
 ADAPTERS = Adapters(
     documents=(
+        IncidentBundles(),
+        IncidentParts(),
+        LiveEvidences(),
         CollectedProcesses(),
         FlightPickles(),
         FlightJson(),

@@ -20,7 +20,7 @@ from paceline.analysis.adapters.model import DOCUMENT_BYTES_MAX, UnusableInput
 
 FILES_MAX = 200_000
 FILE_BYTES_MAX = 2 << 30  # of a log; the rest is not read, and counted
-DEPTH_MAX = 2  # archives inside archives
+DEPTH_MAX = 4  # containers inside containers: an incident's bundle holds archives of nodes, each a .tar.gz
 STDIN = "-"
 _GZIP, _BZIP2, _XZ, _ZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"PK\x03\x04"
 _TAR_AT = 257

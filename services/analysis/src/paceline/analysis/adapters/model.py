@@ -67,5 +67,9 @@ class DocumentAdapter(Protocol):
     def read(self, document: Document) -> Iterator[Fact]: ...
 
 
+class Companion:
+    """Base of adapters for documents that belong to others: to find nothing in them is no news."""
+
+
 class UnusableInput(ValueError):
     """An input that cannot be read; the message names it, says why and what to do."""

@@ -14,6 +14,7 @@ from paceline.analysis.adapters.model import (
     LINE_CHARS_MAX,
     LOOKAHEAD_LINES,
     Block,
+    Companion,
     Document,
     DocumentAdapter,
     LineAdapter,
@@ -100,7 +101,8 @@ def _read_source(source: Source, adapters: Adapters, reading: Reading) -> int:
         document = Document(source.name, source.read_all())
         for adapter in adapters.documents:
             if adapter.recognise(document):
-                return reading.add(adapter.name, adapter.read(document))
+                found = reading.add(adapter.name, adapter.read(document))
+                return max(found, int(isinstance(adapter, Companion)))
         if binary:
             reading.skipped.add(source.name, "binary, and of no known kind")
             return 0

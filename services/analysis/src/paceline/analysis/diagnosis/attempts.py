@@ -18,6 +18,8 @@ from paceline.analysis.facts import (
     FlightDump,
     GlooFailure,
     HostKill,
+    IncidentSeen,
+    LiveEvidence,
     Membership,
     NetworkFailure,
     PhaseKind,
@@ -101,8 +103,8 @@ def _begins(facts: list[Fact], numbers: list[int], files: dict[str, _File], last
 
 
 def _attempt_of(fact: Fact, number: int, of_file: int, last: int, begins: dict[int, float]) -> int:
-    if isinstance(fact, FlightDump):
-        return last  # dumps are overwritten by the next attempt
+    if isinstance(fact, (FlightDump, LiveEvidence, IncidentSeen)):
+        return last  # dumps are overwritten by the next attempt, bundles are of one
     alone = of_file == 0 or isinstance(fact, _OUTSIDE)
     if alone and fact.time_s is not None and fact.clock is Clock.UNIX and begins:
         known = [attempt for attempt, begin in begins.items() if begin <= fact.time_s]

@@ -11,7 +11,7 @@ from paceline.analysis.diagnosis.case import Case
 from paceline.analysis.diagnosis.rules import decide
 from paceline.analysis.diagnosis.rules.finding import Finding, complaining
 from paceline.analysis.facts import FlightDump
-from paceline.contracts.verdicts import VICTIMS_MAX, VerdictClass
+from paceline.contracts.verdicts import VICTIMS_MAX, Coverage, VerdictClass
 
 NOTES_MAX = 50
 _EXPORTS = {
@@ -56,7 +56,7 @@ def answer(case: Case, reading: Reading) -> Diagnosis:
         owner=finding.owner,
         action=finding.action,
         confidence=finding.confidence,
-        seen=_seen(case, reading),
+        seen=_seen(case, reading, finding.coverage),
         grounds=finding.grounds,
         summary=finding.summary,
         would_decide=finding.would_decide,
@@ -72,7 +72,7 @@ def _victims(case: Case, finding: Finding) -> tuple[int, ...]:
     return tuple(rank for rank in victims if rank not in blamed)[:VICTIMS_MAX]
 
 
-def _seen(case: Case, reading: Reading) -> Seen:
+def _seen(case: Case, reading: Reading, coverage: Coverage | None) -> Seen:
     notes = [*reading.skipped.notes]
     notes += [f"{name}: nothing recognised" for name in reading.unread]
     if reading.facts_dropped:
@@ -84,8 +84,8 @@ def _seen(case: Case, reading: Reading) -> Seen:
             shown = ", ".join(map(str, missing[:16])) + (" ..." if len(missing) > 16 else "")
             notes.append(f"no dump of {len(missing)} of {case.world_size} ranks: {shown}")
     return Seen(
-        ranks_expected=case.world_size,
-        ranks_reporting=len(case.ranks_named),
+        ranks_expected=case.world_size if coverage is None else coverage.ranks_expected,
+        ranks_reporting=len(case.ranks_named) if coverage is None else coverage.ranks_reporting,
         sources=tuple(sorted(reading.sources)),
         files_read=reading.files,
         files_skipped=reading.skipped.files,

@@ -18,6 +18,7 @@ from paceline.analysis.facts.events import (
     Side,
     StackSeen,
 )
+from paceline.analysis.facts.live import IncidentSeen, LiveEvidence, PublishedVerdict
 from paceline.analysis.facts.model import Clock, Fact, Group, Line, Origin, Speaker, Work
 from paceline.analysis.facts.progress import (
     CallSeen,
@@ -46,7 +47,9 @@ __all__ = [
     "Group",
     "GroupStatus",
     "HostKill",
+    "IncidentSeen",
     "Line",
+    "LiveEvidence",
     "Membership",
     "NetworkFailure",
     "NetworkKind",
@@ -58,6 +61,7 @@ __all__ = [
     "ProcessFault",
     "ProcessFaultKind",
     "ProgressSeen",
+    "PublishedVerdict",
     "SampleRow",
     "SettingSeen",
     "Side",

@@ -1,10 +1,12 @@
 """Routes of incidents. Verb-like things are resources that are created."""
 
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import IO, Annotated, cast
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Response
+from fastapi.responses import StreamingResponse
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from paceline.api.auth import IncidentsReader, IncidentsWriter
@@ -21,6 +23,7 @@ from paceline.api.errors import (
     responses,
 )
 from paceline.api.idempotency import Idempotent
+from paceline.api.incidents.bundle import read_parts, write_bundle
 from paceline.api.incidents.page import build_entry, build_page, build_summary
 from paceline.api.incidents.schemas import (
     AcknowledgementCreate,
@@ -57,6 +60,7 @@ from paceline.store.repositories.evidence import EvidenceRepository
 from paceline.store.repositories.incidents import IncidentFilter, IncidentRepository
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"])
+BUNDLE_MEMORY_BYTES_MAX = 4 << 20  # of an archive that is being written; beyond that it lies on disk
 READ = (Unauthenticated, MissingScope)
 WRITE = (*READ, CrossSite, BodyTooLarge, NotFound, IdempotencyKeyReused)
 IncidentId = Annotated[
@@ -151,6 +155,33 @@ async def get_evidence(
             "Content-Disposition": f'attachment; filename="{name}"',
             "ETag": f'"{found.sha256}"',
             "X-Verdict-Id": found.verdict_id,
+        },
+    )
+
+
+@router.get(
+    "/{incident_id}/bundle",
+    responses=responses(*READ, NotFound)
+    | {200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}},
+    response_class=Response,
+)
+async def get_bundle(incident_id: IncidentId, session: Session, caller: IncidentsReader) -> Response:
+    """Everything that is kept of the incident in one archive, for `paceline diagnose INC-1.bundle`: verdicts,
+    evidence, registry, health and timeline. `manifest.json` comes first and lists the files."""
+    incident = await load_incident(session, incident_id)
+    archive = cast(IO[bytes], tempfile.SpooledTemporaryFile(BUNDLE_MEMORY_BYTES_MAX))  # noqa: SIM115
+    try:
+        await write_bundle(session, incident, archive)
+        size = archive.tell()
+    except BaseException:
+        archive.close()
+        raise
+    return StreamingResponse(
+        read_parts(archive),
+        media_type="application/gzip",
+        headers={
+            "Content-Disposition": f'attachment; filename="INC-{incident.number}.bundle"',
+            "Content-Length": str(size),
         },
     )
 

@@ -41,7 +41,9 @@ class EvidenceRepository:
         query = (
             select(EvidenceBundle)
             .where(EvidenceBundle.incident_id == incident_id)
-            .order_by(EvidenceBundle.created_at.desc(), EvidenceBundle.id.desc())
+            .order_by(
+                EvidenceBundle.created_at.desc(), EvidenceBundle.revision.desc(), EvidenceBundle.id.desc()
+            )
         )
         return (await self._session.scalars(query)).all()
 

@@ -16,6 +16,7 @@ from paceline.analysis.diagnosis.rules import (
     inside,
     judged,
     late,
+    live,
     settings,
     slow,
     start,
@@ -90,10 +91,36 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+# What says so itself: of a bundle only some nodes' files are there, so silence means nothing in them.
+OUTSPOKEN: tuple[Rule, ...] = (
+    hardware.first_event,
+    hardware.device_fault,
+    start.endpoints_differ,
+    differ.init_refused,
+    ends.killed,
+    ends.own_failure,
+    agree.fingerprint,
+    agree.size_refused,
+    enter.desync_report,
+    enter.barrier_report,
+    judged.dumps,
+    inside.port_events,
+    inside.completions,
+)
+
+
 def decide(case: Case) -> Finding:
-    """The finding of the first rule that has one."""
-    for rule in RULES:
+    """The finding of the first rule that has one; live evidence is judged again before all of them, and
+    the files beside it add what they say themselves."""
+    found = live.judged_again(case)
+    if found is not None:
+        return live.add_files(case, found, _first(OUTSPOKEN, case))
+    return _first(RULES, case) or calm.undecided(case)
+
+
+def _first(rules: tuple[Rule, ...], case: Case) -> Finding | None:
+    for rule in rules:
         finding = rule(case)
         if finding is not None:
             return finding
-    return calm.undecided(case)
+    return None

@@ -10,6 +10,7 @@ from paceline.analysis.facts import Fact, GlooFailure, NetworkFailure, Origin, W
 from paceline.contracts.verdicts import (
     Action,
     ActionKind,
+    Coverage,
     Operation,
     Owner,
     RootKind,
@@ -39,6 +40,7 @@ class Finding:
     confidence: float = 0.5
     grounds: tuple[Ground, ...] = ()
     would_decide: tuple[str, ...] = ()
+    coverage: Coverage | None = None  # where the evidence itself says what it could see
 
 
 Rule = Callable[[Case], Finding | None]

@@ -64,7 +64,7 @@ def _judge_dumps(case: Case) -> Judgement | None:
 def _finding(case: Case, judgement: Judgement, facts: Sequence[Fact]) -> Finding:
     verdict = judgement.verdict
     operation = verdict.operation
-    roots = tuple(_blame(case, root) for root in verdict.roots)
+    roots = tuple(blame(case, root) for root in verdict.roots)
     if verdict.sub_reason is SubReason.ALL_RANKS_STUCK and all(root.rank is None for root in roots):
         roots = (Blame(RootKind.NONE, name="no rank differs", why="all entered alike"),)
     named = [root.rank for root in roots if root.rank is not None]
@@ -90,7 +90,8 @@ def _finding(case: Case, judgement: Judgement, facts: Sequence[Fact]) -> Finding
     )
 
 
-def _blame(case: Case, root: Root) -> Blame:
+def blame(case: Case, root: Root) -> Blame:
+    """A root of the judge, with the place that the files give its rank."""
     place = case.places.get(root.rank) if root.rank is not None else None
     return Blame(
         root.kind,
