@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import IO, cast
+from typing import IO
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -130,7 +130,7 @@ class _Archive:
 
     def __init__(self, target: IO[bytes], folder: str) -> None:
         self._folder = folder
-        self._gzip = gzip.GzipFile("", "wb", COMPRESSION, cast(IO[bytes], target), mtime=0)
+        self._gzip = gzip.GzipFile("", "wb", COMPRESSION, target, mtime=0)
         self._tar = tarfile.open(fileobj=self._gzip, mode="w|", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
 
     def add(self, name: str, content: bytes) -> None:
