@@ -328,6 +328,9 @@ def _groups(
     groups = list(found.values())
     by_id: dict[int, int] = {}
     values, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    if len(values) == 1 and len(found) > 1:  # some writers give every group the same number
+        ids = _numbers_of_names(entries, ids)
+        values, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     local = np.zeros(len(values), np.int64)
     for at, (number, entry) in enumerate(zip(values.tolist(), first.tolist(), strict=True)):
         named = entries[entry].get("process_group")
@@ -338,6 +341,20 @@ def _groups(
             groups.append(Group(name, str(pair[1])[:200]))
         local[at] = by_id[number] = order.get(name, 0)
     return tuple(groups), local[inverse.reshape(-1)] if len(values) else ids, by_id
+
+
+def _numbers_of_names(entries: Entries, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """One number for each name of a group; `ids` where the names cannot be compared."""
+    try:
+        if isinstance(entries, PickledRows):
+            _, kinds = entries.alike(("process_group",))
+        else:
+            index: dict[bytes, int] = {}
+            keys = [marshal.dumps(entry.get("process_group"), 2) for entry in entries]
+            kinds = np.array([index.setdefault(key, len(index)) for key in keys], np.int32)
+    except (KeyError, TypeError, ValueError):
+        return ids
+    return kinds.astype(np.int64) + int(ids[0]) if int(kinds.max(initial=0)) > 0 else ids
 
 
 def parse_ranks(value: Any) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ _CLOCK = re.compile(r"^(?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,18})?)\s+")
 _BOOT = re.compile(r"^\[ *(?P<time>\d{1,9}\.\d{1,9})\] ?")
 _START = re.compile(r"^t= *(?P<time>\d{1,18}(?:\.\d{1,18})?)s ")
 _DEFAULT = re.compile(r"^\[default(\d{1,18})\]:\s?")
-_RANK = re.compile(r"^\[rank ?(\d{1,18})\]:?\s?|^rank ?(\d{1,18})(?:: ?| +(?=\[))", re.IGNORECASE)
+_RANK = re.compile(r"^\[rank:? ?(\d{1,18})\]:?\s?|^rank ?(\d{1,18})(?:: ?| +(?=\[))", re.IGNORECASE)
 _LABEL = re.compile(r"^ *(\d{1,6}): (?=\S)")
 _TASK = re.compile(r"^(?:(?P<host>[\w.-]{1,64}) )?task[ =](?P<task>\d{1,18})(?:: ?| )")
 _HOST = re.compile(

@@ -73,7 +73,10 @@ class ProcessFaults:
     def _traceback(self, block: Block) -> Iterator[Fact]:
         """The frames belong to the exception line, which is read as such; here they are kept for stacks."""
         frames: list[str] = []
+        speaker = block.line.speaker
         for line in block.after:
+            if (line.speaker.rank, line.speaker.pid) != (speaker.rank, speaker.pid):
+                continue  # other ranks write between
             text = line.text[:LOOK_CHARS].strip()
             if found := _FRAME.search(text):
                 frames.append(f"{found[1]}:{found[2]} {found[3] or ''}".strip())

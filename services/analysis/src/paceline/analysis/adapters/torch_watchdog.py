@@ -10,7 +10,17 @@ from dataclasses import replace
 
 from paceline.analysis.adapters.functions import function_of
 from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
-from paceline.analysis.facts import Fact, Group, GroupStatus, Line, Speaker, WatchdogStuck, Work, WorkTimeout
+from paceline.analysis.facts import (
+    Clock,
+    Fact,
+    Group,
+    GroupStatus,
+    Line,
+    Speaker,
+    WatchdogStuck,
+    Work,
+    WorkTimeout,
+)
 
 _WORK = re.compile(r"WorkNCCL\((?P<fields>(?:[^()\[\]]|\[[^\]]*\]|\([a-z]+\))*)\)")
 _RAN = re.compile(r"ran for (\d{1,18}) milliseconds")
@@ -29,6 +39,8 @@ _ASKED = re.compile(r"dump signal due to a collective timeout from\s+(?:rank (\d
 _STUCK = re.compile(r"watchdog (?:got stuck for|hang for|is stuck for) (\d{1,18}) seconds", re.IGNORECASE)
 _LEFT = re.compile(r"workMetaList_\.size\(\)=(\d{1,18})")
 _NUMBER = re.compile(r"-?\d{1,18}")
+_WRAPPED_MAX = 8  # lines of one message that a narrow terminal has cut
+_STARTS = re.compile(r"\[Rank \d|\[PG |^\[rank|Watchdog caught|Traceback \(most")
 
 
 class WatchdogTimeouts:
@@ -43,14 +55,13 @@ class WatchdogTimeouts:
             return
         if "timeout" not in text and "timed out" not in text:
             return
-        found = _WORK.search(text)
-        if not found and block.after and "WorkNCCL(" not in text:
-            found = _WORK.search(block.after[0].text[:LOOK_CHARS])
+        found, ran = _WORK.search(text), _RAN.search(text)
+        if not found or not ran:
+            whole = _unwrapped(block, apart="WorkNCCL(" not in text)
+            found, ran = found or _WORK.search(whole), ran or _RAN.search(whole)
         if not found:
             return
         work, timeout_ms = read_work(found["fields"])
-        after = block.after[0].text[:LOOK_CHARS] if block.after else ""
-        ran = _RAN.search(text) or (_RAN.search(after) if "WorkNCCL(" not in text else None)
         yield WorkTimeout(
             **base_of(block, speaker_of(block.line)),
             group=group_of(text),
@@ -64,11 +75,14 @@ class GroupStatuses:
     """`last enqueued work: 79, last completed work: 77`, in status lines and answers to dump signals."""
 
     name = "torch group status"
-    needles = ("last enqueued", "Last enqueued")
+    needles = ("last enqueued", "Last enqueued", "detected by watchdog at", "a dump signal due to")
 
     def read(self, block: Block) -> Iterator[Fact]:
         text = block.line.text[:LOOK_CHARS]
         found = _STATUS.search(text)
+        if not found:
+            text = _unwrapped(block)
+            found = _STATUS.search(text)
         if not found:
             return
         failed, asked = _AT_WORK.search(text), _ASKED.search(text)
@@ -100,6 +114,20 @@ class WatchdogsStuck:
             stuck_s=int(found[1]),
             works_left=int(left[1]) if left else None,
         )
+
+
+def _unwrapped(block: Block, apart: bool = False) -> str:
+    """The message with the lines into which a terminal has cut it; `apart`: they were lines of their own.
+
+    A line with a header of its own ends it.
+    """
+    parts = [block.line.text[:LOOK_CHARS]]
+    for count, line in enumerate(list(block.after)[:_WRAPPED_MAX]):
+        begins = line.clock is not Clock.NONE or _STARTS.search(line.text[:200])
+        if begins and not (apart and count == 0):
+            break
+        parts.append(line.text[:LOOK_CHARS])
+    return (" " if apart else "").join(parts)[:LOOK_CHARS]
 
 
 def group_of(text: str) -> Group:

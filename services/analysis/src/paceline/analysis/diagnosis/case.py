@@ -268,7 +268,10 @@ def _group_of(timeout: WorkTimeout, mine: Sequence[Standing]) -> str:
     for standing in mine:
         if timeout.work.sequence is not None and standing.failed == timeout.work.sequence:
             return standing.group
-    return mine[0].group if len({standing.group for standing in mine}) == 1 else ""
+    if len({standing.group for standing in mine}) != 1:
+        return ""
+    enqueued, sequence = mine[0].enqueued, timeout.work.sequence
+    return "" if enqueued is not None and (sequence or 0) > enqueued else mine[0].group
 
 
 def seconds_after(first: Fact, second: Fact) -> float | None:

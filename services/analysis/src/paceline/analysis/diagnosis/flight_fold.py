@@ -183,6 +183,8 @@ class Fold:
 
     def _collectives(self, rows: npt.NDArray[np.void], calls: npt.NDArray[np.int32]) -> Collectives:
         """One rank in one group; entries of one sequence number are one call."""
+        if bool((np.diff(rows["sequence"]) < 0).any()):  # damaged, or several groups under one number
+            rows = rows[np.argsort(rows["sequence"], kind="stable")]
         sequence, call = rows["sequence"], calls[rows["work"]]
         state, record, created = rows["state"], rows["record"], rows["created_ns"]
         new = np.ones(len(rows), np.bool_)

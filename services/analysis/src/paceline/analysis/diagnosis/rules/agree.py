@@ -46,8 +46,10 @@ def fingerprint(case: Case) -> Finding | None:
     sub_reason = _sub_reason(first)
     group = first.group.name
     work = works[roots[0]] if len(roots) == 1 else first.sides[0].work
-    operation = operation_of(case, group, work)
     others = {rank: work for rank, work in works.items() if rank not in roots}
+    if others and len(roots) == 1:  # the operation is that in which the others stand
+        work = others[min(others)]
+    operation = operation_of(case, group, work)
     against = "; ".join(f"rank {rank} runs {_text(other)}" for rank, other in sorted(others.items())[:4])
     mine = "; ".join(f"rank {rank} runs {_text(works[rank])}" for rank in sorted(roots)[:4])
     blames = tuple(Blame(RootKind.RANK, rank=rank, why=how) for rank in sorted(roots))

@@ -13,6 +13,7 @@ from paceline.analysis.diagnosis.rules.finding import (
 from paceline.analysis.facts import (
     Fact,
     FlightDump,
+    GroupStatus,
     PhaseKind,
     PhaseSeen,
     ProcessEnd,
@@ -62,8 +63,8 @@ def finished(case: Case) -> Finding | None:
 def announced(case: Case) -> Finding | None:
     """Progress goes on after every pause, and the pauses were announced."""
     phases, steps = case.of(PhaseSeen), case.of(ProgressSeen)
-    troubled = bool(complaining(case) or _has(case, ProcessFault, WatchdogStuck))
-    if troubled or not steps:
+    troubled = bool(complaining(case) or _has(case, ProcessFault, WatchdogStuck, GroupStatus))
+    if troubled or not steps or any(not end.clean for end in case.of(ProcessEnd)):
         return None
     times: dict[str, list[float]] = {}  # a bar over something else has another pace
     for step in steps:

@@ -49,6 +49,8 @@ _OWN = (
     ProcessFaultKind.SEGFAULT,
 )
 _KILLS = {9: "SIGKILL", 7: "SIGBUS", 11: "SIGSEGV", 4: "SIGILL", 8: "SIGFPE"}
+_MOST = 0.5  # of the ranks that speak: they raised the same, the others were ended or cut off
+_DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _DIED_FIRST_MAX = 0.5  # more deaths than this share of the known ranks: the launcher has ended the job
 
 
@@ -65,7 +67,7 @@ def own_failure(case: Case) -> Finding | None:
     complain = set(_waiting_ranks(case))
     if rank is None:
         return None
-    ranks = {r for fault in own if (r := case.rank_of(fault)) is not None and fault.text == first.text}
+    ranks = {r for f in own if (r := case.rank_of(f)) is not None and _alike(f.text) == _alike(first.text)}
     if _is_everybodys(case, ranks, complain):
         return _raised_alike(case, first, own)
     roots = ranks if not ranks & complain and len(ranks) <= max(1, len(complain)) else {rank}
@@ -93,8 +95,13 @@ def own_failure(case: Case) -> Finding | None:
 
 
 def _is_everybodys(case: Case, ranks: set[int], complain: set[int]) -> bool:
-    """Three ranks or more raised the same, they are all that speak, and nobody waits: no rank differs."""
-    return len(ranks) > 2 and not complain - ranks and ranks >= set(case.ranks_named)
+    """Three ranks or more raised the same, they are most of those that speak, and nobody waits."""
+    return len(ranks) > 2 and not complain - ranks and len(ranks) > _MOST * len(case.ranks_named)
+
+
+def _alike(text: str) -> str:
+    """Without numbers: each rank puts its own rank, device and sizes into the same message."""
+    return _DIGITS.sub("#", text)
 
 
 def _raised_alike(case: Case, first: ProcessFault, own: Sequence[ProcessFault]) -> Finding:

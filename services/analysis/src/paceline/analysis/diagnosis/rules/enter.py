@@ -1,7 +1,7 @@
 """A member that did not enter what the others wait in: by its counts, by a report of torch, by silence."""
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
-from paceline.analysis.diagnosis.case import DEFAULT_GROUP, Case, Standing
+from paceline.analysis.diagnosis.case import DEFAULT_GROUP, Case, Standing, seconds_after
 from paceline.analysis.diagnosis.rules.agree import alone, is_alone
 from paceline.analysis.diagnosis.rules.finding import (
     Finding,
@@ -39,6 +39,9 @@ from paceline.contracts.verdicts import (
     SubReason,
     VerdictClass,
 )
+
+_ABORT_SLACK_S = 2.0  # between the timeout and the last heartbeat of a watchdog that then aborts
+_NUMBERING_MAX = 64  # operations that ranks of one group can be apart in what they give up on
 
 
 def desync_report(case: Case) -> Finding | None:
@@ -226,6 +229,8 @@ def silent(case: Case) -> Finding | None:
     sequence = standing.waits_in
     inside = {s.rank for s in case.standings(group) if s.work is not None}
     members = case.members(group)
+    if not group and _several_numberings(case.standings(group)):
+        return None
     highest = max(inside | set(case.ranks_named))
     spoken = {s.rank for s in case.standings(group)}
     quiet = (set(members) if members else set(range(highest + 1))) - spoken
@@ -276,9 +281,15 @@ def silent(case: Case) -> Finding | None:
     )
 
 
+def _several_numberings(standings: list[Standing]) -> bool:
+    """Old versions name no group: numbers that are far apart are those of several groups."""
+    numbers = [s.work.sequence for s in standings if s.work is not None and s.work.sequence is not None]
+    return bool(numbers) and max(numbers) - min(numbers) > _NUMBERING_MAX
+
+
 def stuck_watchdog(case: Case) -> Finding | None:
     """The monitor found the watchdog of few ranks blocked: a lock, the GIL or the driver on those ranks."""
-    facts = case.of(WatchdogStuck)
+    facts = [fact for fact in case.of(WatchdogStuck) if not _stuck_later(case, fact)]
     stuck = sorted({rank for fact in facts if (rank := case.rank_of(fact)) is not None})
     known = max(case.world_size, len(case.ranks_named))
     if not stuck or len(stuck) * 2 > known:
@@ -307,6 +318,12 @@ def stuck_watchdog(case: Case) -> Finding | None:
         f"{longest} s (a lock, the GIL or the driver)",
         would_decide=("a native stack of that process", "the kernel log of its node"),
     )
+
+
+def _stuck_later(case: Case, fact: WatchdogStuck) -> bool:
+    """A watchdog that got stuck after operations had timed out hangs in the abort of its group."""
+    gaps = [gap for timeout in case.of(WorkTimeout) if (gap := seconds_after(timeout, fact)) is not None]
+    return bool(gaps) and max(gaps) >= fact.stuck_s - _ABORT_SLACK_S
 
 
 def gloo_late(case: Case) -> Finding | None:
