@@ -32,7 +32,13 @@ from paceline.analysis.adapters.reading import Adapters
 from paceline.analysis.adapters.rendezvous import Endpoints, StoreFailures
 from paceline.analysis.adapters.rows import JsonRows
 from paceline.analysis.adapters.stacks import Stacks
-from paceline.analysis.adapters.torch_reports import Barriers, DesyncReports, Mismatches
+from paceline.analysis.adapters.torch_reports import (
+    Barriers,
+    DesyncReports,
+    Mismatches,
+    ModelMismatches,
+    StalledTensors,
+)
 from paceline.analysis.adapters.torch_watchdog import GroupStatuses, WatchdogsStuck, WatchdogTimeouts
 
 ADAPTERS = Adapters(
@@ -52,6 +58,8 @@ ADAPTERS = Adapters(
         GroupStatuses(),
         WatchdogsStuck(),
         Mismatches(),
+        ModelMismatches(),
+        StalledTensors(),
         DesyncReports(),
         Barriers(),
         GlooFailures(),

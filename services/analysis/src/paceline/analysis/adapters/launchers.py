@@ -57,9 +57,11 @@ _RAY = re.compile(
     r"worker (?:process )?has died|Worker unexpectedly exits|The actor died unexpectedly|"
     r"A worker died or was killed|node .{0,120}has been marked dead|Task was killed due to the node "
     r"running low|"
-    r"The worker died unexpectedly while executing|killed by the (?:Ray )?memory monitor"
+    r"The worker died unexpectedly while executing|Worker proc(?:ess)? \S{1,64} died unexpectedly|"
+    r"killed by the (?:Ray )?memory monitor"
 )
 _RAY_MEMORY = re.compile(r"running low on memory|memory monitor|OutOfMemoryError")
+_NUMBERED = re.compile(r"Worker proc(?:ess)? [A-Za-z]\w{0,40}-(?P<rank>\d{1,6}) died")  # vLLM's executor
 _RAY_FIELD = re.compile(r"^\s{1,16}(?P<key>pid|ip):\s{1,8}(?P<value>[\w.:]{1,64})\s{0,8}$")
 _FINISHED = re.compile(
     r"All workers successfully finished|worker group successfully finished|local worker group finished"
@@ -186,6 +188,8 @@ class RayEnds:
                 fields.setdefault(found["key"], found["value"])
         pid = int(fields["pid"]) if fields.get("pid", "x").isdecimal() and len(fields["pid"]) < 10 else None
         speaker = base["speaker"]
+        if numbered := _NUMBERED.search(text):
+            speaker = replace(speaker, rank=int(numbered["rank"]), pid=None)
         base["speaker"] = replace(speaker, pid=pid or speaker.pid, host=fields.get("ip") or speaker.host)
         if _RAY_MEMORY.search(text):
             yield HostKill(**base, name="ray worker", text=text[:500])

@@ -41,6 +41,16 @@ _JOURNAL = re.compile(  # after an ISO date
     r"^(?P<host>[A-Za-z][\w.-]{0,63}) kernel: ?(?:\[ *\d{1,9}\.\d{1,9}\] ?)?"
 )
 _CLOCK = re.compile(r"^(?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,18})?)\s+")
+_SERVED = re.compile(  # SGLang: `[2025-01-30 18:11:28 DP0 TP2 EP2] `
+    r"^\[(?P<date>\d{4}-\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)"
+    r"(?P<axes>(?: [A-Z]{2,4}\d{1,5}){1,6})\] "
+)
+_TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d{1,5})\b")
+_STAGE = re.compile(r"(?<![A-Za-z])PP\d")
+_REPLICA = re.compile(r"(?<![A-Za-z])DP[1-9]")
+_MPI = re.compile(
+    r"^\[\d{1,9},(?:mpirank:)?(?P<rank>\d{1,6})(?:,(?P<host>[\w.-]{1,64}))?\]<std(?:out|err)>:\s?"
+)
 _BOOT = re.compile(r"^\[ *(?P<time>\d{1,9}\.\d{1,9})\] ?")
 _START = re.compile(r"^t= *(?P<time>\d{1,18}(?:\.\d{1,18})?)s ")
 _DEFAULT = re.compile(r"^\[default(\d{1,18})\]:\s?")
@@ -98,6 +108,10 @@ def _take_time(state: _Read, year: int) -> _Read | None:
     text = state.text
     if found := _KUBELET.match(text):
         return _timed(state, found, _iso(found[1]), Clock.UNIX)
+    if found := _SERVED.match(text):
+        timed = _timed(state, found, _iso(f"{found['date']}T{found['time']}"), Clock.UNIX)
+        rank = _rank_of_axes(found["axes"], replicas=True)
+        return timed if rank is None else replace(timed, speaker=replace(timed.speaker, rank=rank))
     if found := _DATE.match(text):
         return _timed(state, found, _iso(f"{found['date']}T{found['time']}"), Clock.UNIX)
     if found := _WEEKDAY.match(text):
@@ -123,11 +137,14 @@ def _take_speaker(state: _Read) -> _Read | None:
             text=rest,
             speaker=replace(
                 speaker,
-                rank=int(named[1]) if (named := _ACTOR_NAMES.search(found[0])) else speaker.rank,
+                rank=_rank_of_actor(found[0], speaker.rank),
                 pid=int(found["pid"]),
                 host=found["ip"] or speaker.host,
             ),
         )
+    if found := _MPI.match(text):
+        spoken = replace(speaker, rank=int(found["rank"]), host=found["host"] or speaker.host)
+        return replace(state, text=text[found.end() :], speaker=spoken)
     if found := _POD.match(text):
         return replace(state, text=text[found.end() :])
     if found := _DEFAULT.match(text):
@@ -150,6 +167,22 @@ def _take_speaker(state: _Read) -> _Read | None:
     if found := _LABEL.match(text):
         return replace(state, text=text[found.end() :], speaker=replace(speaker, rank=int(found[1])))
     return None
+
+
+def _rank_of_actor(words: str, known: int | None) -> int | None:
+    """`rank=3`, or the only axis of a server's workers (vLLM: `VllmWorker TP1`, `Worker_TP1`)."""
+    if named := _ACTOR_NAMES.search(words):
+        return int(named[1])
+    rank = _rank_of_axes(words, replicas=False)
+    return known if rank is None else rank
+
+
+def _rank_of_axes(words: str, replicas: bool) -> int | None:
+    """Where tensor parallelism is the only axis its number is the rank; `replicas` share the numbering."""
+    if _STAGE.search(words) or (not replicas and _REPLICA.search(words)):
+        return None
+    found = _TENSOR_RANK.search(words)
+    return int(found[1]) if found else None
 
 
 def _glog(state: _Read, year: int) -> _Read:

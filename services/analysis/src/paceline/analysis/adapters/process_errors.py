@@ -57,7 +57,7 @@ class ProcessFaults:
         text = block.line.text[:LOOK_CHARS].strip()
         if block.line.origin == self._told:
             return
-        if text.startswith("Traceback (most recent call last)"):
+        if text[-200:].rstrip().endswith("Traceback (most recent call last):"):
             yield from self._traceback(block)
             return
         kind = cuda_kind(text)
@@ -75,7 +75,7 @@ class ProcessFaults:
         frames: list[str] = []
         speaker = block.line.speaker
         for line in block.after:
-            if (line.speaker.rank, line.speaker.pid) != (speaker.rank, speaker.pid):
+            if line.speaker.rank not in (None, speaker.rank) or line.speaker.pid not in (None, speaker.pid):
                 continue  # other ranks write between
             text = line.text[:LOOK_CHARS].strip()
             if found := _FRAME.search(text):

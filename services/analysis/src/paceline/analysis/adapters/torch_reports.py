@@ -43,6 +43,18 @@ _COORDINATED = re.compile(
 )
 
 
+_PARAMETERS = re.compile(
+    r"Rank (?P<a>\d{1,9}) has (?P<first>\d{1,9}) params, while rank (?P<b>\d{1,9}) has inconsistent "
+    r"(?P<second>\d{1,9})"
+)
+_SHAPE = re.compile(
+    r"\[(?P<a>\d{1,9})\]: params\[(?P<at>\d{1,9})\] in this process with sizes (?P<shape>\[[^\]]{0,200}\]) "
+    r"appears not to match (?:sizes|strides) of the same param in process (?P<b>\d{1,9})"
+)
+_STALLED = re.compile(r"^(?P<rank>\d{1,7}): \[|^\[[\w.-]")
+_STALLED_LINES = 64
+
+
 class Mismatches:
     """`Detected mismatch between collectives on ranks.` (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
 
@@ -68,6 +80,54 @@ class Mismatches:
             aspects=tuple(sorted(aspects)),
             text=text[:2000],
         )
+
+
+class ModelMismatches:
+    """DistributedDataParallel compares models first: `Rank 3 has 150 params, while rank 0 ...`."""
+
+    name = "torch model mismatch"
+    needles = ("params, while rank", "of the same param in process")
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        text = block.line.text[:LOOK_CHARS]
+        if found := _PARAMETERS.search(text):
+            words, aspect = (f"[{found['first']} parameters]", f"[{found['second']} parameters]"), "count"
+        elif found := _SHAPE.search(text):
+            words, aspect = (found["shape"], f"[another shape of parameter {found['at']}]"), "tensor shapes"
+        else:
+            return
+        name = "ddp_parameters"
+        sides = (
+            Side(int(found["a"]), Work(function=name, shapes=words[0])),
+            Side(int(found["b"]), Work(function=name, shapes=words[1])),
+        )
+        yield OperationMismatch(
+            **base_of(block), group=Group(), sides=sides, aspects=(aspect,), text=text[:2000]
+        )
+
+
+class StalledTensors:
+    """Horovod's stall inspector: `Missing ranks:` and below it a line for each, `3: [allreduce.grad...]`."""
+
+    name = "horovod stall"
+    needles = ("waiting for remainder of ranks",)
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        missing: list[int] = []
+        below = False
+        for line in list(block.after)[:_STALLED_LINES]:
+            text = line.text[:LOOK_CHARS].strip()
+            if text in ("Missing ranks:", "Stalled ranks:"):
+                below = True
+            elif below and (found := _STALLED.match(text)):
+                rank = int(found["rank"]) if found["rank"] else line.speaker.rank  # read as a label of srun
+                missing += [rank] if rank is not None else []
+            elif below:
+                break
+        if missing:
+            yield BarrierReport(
+                **base_of(block), missing=tuple(sorted(set(missing))), text=block.line.text[:500]
+            )
 
 
 class DesyncReports:

@@ -29,9 +29,10 @@ from paceline.contracts.verdicts import (
     VerdictClass,
 )
 
+_VOTED = 0.8  # confidence from which a majority has decided
 _OTHERS_MIN = 2  # with two ranks nobody can say which of them is alone
 _NUMBER = re.compile(r"\d+")
-_UNEVEN = ("all_to_all", "gather", "scatter", "coalesced", "send", "recv", "broadcast", "reduce")
+_UNEVEN = ("all_to_all", "gather", "scatter", "coalesced", "send", "recv")
 
 
 def fingerprint(case: Case) -> Finding | None:
@@ -92,6 +93,8 @@ def watchdogs(case: Case) -> Finding | None:
         if len({_comparable(work) for work in works.values()}) < 2:
             continue
         roots, how, confidence = _odd({rank: _only_comparable(work) for rank, work in works.items()})
+        if confidence < _VOTED:  # the rest of the group stands elsewhere, and its side is not known
+            roots = sorted(works)
         others = {rank: work for rank, work in works.items() if rank not in roots}
         operation = operation_of(case, group, works[roots[0]], sequence)
         words = "; ".join(f"rank {rank} runs {_counted(work)}" for rank, work in sorted(works.items())[:6])

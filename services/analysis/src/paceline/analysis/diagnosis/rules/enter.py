@@ -1,11 +1,11 @@
-"""A member that did not enter what the others wait in: by its counts, by a report of torch, by silence."""
+"""A member that did not enter what the others wait in, by its counts; calls that some ranks make alone."""
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
-from paceline.analysis.diagnosis.case import DEFAULT_GROUP, Case, Standing, seconds_after
+from paceline.analysis.diagnosis.case import Case, Standing
+from paceline.analysis.diagnosis.rules.activity import words_of
 from paceline.analysis.diagnosis.rules.agree import alone, is_alone
 from paceline.analysis.diagnosis.rules.finding import (
     Finding,
-    main_operation,
     main_wait,
     operation_of,
     operation_text,
@@ -17,18 +17,12 @@ from paceline.analysis.diagnosis.rules.finding import (
     waits_elsewhere,
 )
 from paceline.analysis.facts import (
-    BarrierReport,
-    DesyncReport,
     Fact,
     GlooFailure,
-    GlooKind,
     PhaseKind,
     PhaseSeen,
     ProcessEnd,
-    ProgressSeen,
     StackSeen,
-    WatchdogStuck,
-    WorkTimeout,
 )
 from paceline.contracts.verdicts import (
     Action,
@@ -39,80 +33,6 @@ from paceline.contracts.verdicts import (
     SubReason,
     VerdictClass,
 )
-
-_ABORT_SLACK_S = 2.0  # between the timeout and the last heartbeat of a watchdog that then aborts
-_NUMBERING_MAX = 64  # operations that ranks of one group can be apart in what they give up on
-
-
-def desync_report(case: Case) -> Finding | None:
-    """torch's own report; its numbers count from one and are not the watchdog's sequence."""
-    reports = [report for report in case.of(DesyncReport) if report.lagging or report.never_joined]
-    if not reports:
-        return None
-    report = min(reports, key=lambda found: found.finished if found.finished is not None else -1)
-    lagging = sorted({*report.lagging, *report.never_joined})
-    finished = report.finished
-    where = f"collective #{finished + 1} of the desync report" if finished is not None else "any collective"
-    communicator, operation = main_operation(case)
-    return Finding(
-        reason="desync_report",
-        verdict_class=VerdictClass.H1,
-        sub_reason=SubReason.MISSING_ENTER,
-        roots=rank_roots(lagging, f"did not join {where}"),
-        victims=tuple(sorted(_others(case, report, lagging))),
-        communicator=communicator or "default_pg",
-        operation=operation,
-        phase=where,
-        owner=Owner.USER_CODE,
-        action=Action(ActionKind.COLLECT, ranks_text(lagging), "its stack: where it is instead"),
-        confidence=0.85,
-        grounds=(
-            Ground(
-                "desync",
-                f"{ranks_text(lagging)} finished #{finished}, never joined the next",
-                (report.origin,),
-            ),
-            Ground(
-                "numbering",
-                "the report's numbers are not the watchdog's sequence numbers",
-                (report.origin,),
-                supports=False,
-            ),
-        ),
-        summary=f"{ranks_text(lagging)} never joined {where}; the others are ahead because they are "
-        "queued, not because they differ",
-    )
-
-
-def barrier_report(case: Case) -> Finding | None:
-    """A monitored barrier names who did not come. Where nearly all are missing, they are not the cause."""
-    reports = [report for report in case.of(BarrierReport) if report.missing]
-    if not reports:
-        return None
-    missing = sorted({rank for report in reports for rank in report.missing})
-    highest = max([*missing, *case.ranks_named])
-    world = max([case.world_size, highest + 1, *(r.expected or 0 for r in reports)])
-    if len(missing) * 2 > max(world, 2):
-        return None
-    speakers = [rank for report in reports if (rank := case.rank_of(report)) is not None]
-    phase = _last_phase(case, set(missing))
-    return Finding(
-        reason="barrier_report",
-        verdict_class=VerdictClass.H1,
-        sub_reason=SubReason.MISSING_ENTER,
-        roots=rank_roots(missing, "did not reach the barrier"),
-        victims=tuple(sorted(set(speakers) - set(missing))),
-        communicator="gloo",
-        phase="monitored barrier",
-        owner=Owner.USER_CODE,
-        action=Action(ActionKind.COLLECT, ranks_text(missing), "its stack: where it is instead"),
-        confidence=0.85,
-        grounds=(
-            Ground("barrier", f"{ranks_text(missing)} did not reach the barrier", origins_of(reports)),
-            *((Ground("still_working", _words(phase), (phase.origin,)),) if phase else ()),
-        ),
-        summary=f"{ranks_text(missing)} did not reach the barrier; the rank that reports it only waited",
-    )
 
 
 def behind(case: Case) -> Finding | None:
@@ -220,155 +140,6 @@ def extra_call(case: Case) -> Finding | None:
     return _extra_call(inside, sorted(others), operation_of(case, group, standing.work, sequence), case)
 
 
-def silent(case: Case) -> Finding | None:
-    """Everybody complains but a few: those are where the wait begins, if their number is small."""
-    wait = main_wait(case)
-    if wait is None or not case.of(WorkTimeout):
-        return None
-    group, standing = wait
-    sequence = standing.waits_in
-    inside = {s.rank for s in case.standings(group) if s.work is not None}
-    members = case.members(group)
-    if not group and _several_numberings(case.standings(group)):
-        return None
-    highest = max(inside | set(case.ranks_named))
-    spoken = {s.rank for s in case.standings(group)}
-    quiet = (set(members) if members else set(range(highest + 1))) - spoken
-    if not quiet and not members and group in ("", DEFAULT_GROUP) and _lacks_one(len(spoken)):
-        quiet = {highest + 1}
-    quiet = {rank for rank in quiet if not waits_elsewhere(case, rank, group)}
-    operation = operation_of(case, group, standing.work, sequence)
-    heard = quiet <= set(case.ranks_named)  # their logs are here and they do not complain
-    if not quiet or len(quiet) > len(inside) or (len(quiet) == len(inside) and not heard):
-        return None
-    phase = _last_phase(case, quiet)
-    return Finding(
-        reason="silent",
-        verdict_class=VerdictClass.H1,
-        sub_reason=SubReason.DELAYED_ENTER if phase else SubReason.MISSING_ENTER,
-        roots=rank_roots(
-            quiet, "the only one that does not complain" if len(quiet) == 1 else "does not complain"
-        ),
-        victims=tuple(sorted(inside)),
-        communicator=(operation.communicator_name if operation else "") or group or "default_pg",
-        operation=operation,
-        phase=phase.text[:120]
-        if isinstance(phase, PhaseSeen)
-        else (phase.what if isinstance(phase, ProgressSeen) else ""),
-        owner=_owner(phase),
-        action=Action(
-            ActionKind.COLLECT,
-            ranks_text(sorted(quiet)),
-            "its stack, and what it was doing when the others entered",
-        ),
-        confidence=0.75 if phase else 0.65,
-        grounds=(
-            Ground(
-                "silence",
-                f"{ranks_text(sorted(inside))} wait in {operation_text(operation)}; "
-                f"{ranks_text(sorted(quiet))} says nothing",
-                tuple(o for s in case.standings(group) for o in s.origins)[:64],
-            ),
-            *(
-                (Ground("last_words", f"last line before they entered: {_words(phase)}", (phase.origin,)),)
-                if phase
-                else ()
-            ),
-        ),
-        summary=f"{ranks_text(sorted(quiet))} did not enter {operation_text(operation)}, in which all "
-        "others wait" + (f"; it was still busy: {_words(phase)}" if phase else ""),
-        would_decide=("the silent rank's stack (py-spy) or flight recorder dump",),
-    )
-
-
-def _several_numberings(standings: list[Standing]) -> bool:
-    """Old versions name no group: numbers that are far apart are those of several groups."""
-    numbers = [s.work.sequence for s in standings if s.work is not None and s.work.sequence is not None]
-    return bool(numbers) and max(numbers) - min(numbers) > _NUMBERING_MAX
-
-
-def stuck_watchdog(case: Case) -> Finding | None:
-    """The monitor found the watchdog of few ranks blocked: a lock, the GIL or the driver on those ranks."""
-    facts = [fact for fact in case.of(WatchdogStuck) if not _stuck_later(case, fact)]
-    stuck = sorted({rank for fact in facts if (rank := case.rank_of(fact)) is not None})
-    known = max(case.world_size, len(case.ranks_named))
-    if not stuck or len(stuck) * 2 > known:
-        return None
-    longest = max(fact.stuck_s for fact in facts)
-    stacks = [f for f in case.of(StackSeen) if case.rank_of(f) in stuck and f.frames]
-    communicator, operation = main_operation(case)
-    return Finding(
-        reason="stuck_watchdog",
-        verdict_class=VerdictClass.H1,
-        sub_reason=SubReason.GIL_HELD,
-        roots=rank_roots(stuck, "its watchdog stands still"),
-        communicator=communicator,
-        operation=operation,
-        phase="inside a driver call, or behind a lock (GIL)",
-        owner=Owner.UNKNOWN,
-        action=Action(
-            ActionKind.COLLECT, ranks_text(stuck), "native stacks (py-spy --native), kernel log of its node"
-        ),
-        confidence=0.6,
-        grounds=(
-            Ground("watchdog", f"watchdog of {ranks_text(stuck)} blocked for {longest} s", origins_of(facts)),
-            *(Ground("stack", " < ".join(f.frames[:3]), (f.origin,)) for f in stacks[:4]),
-        ),
-        summary=f"{ranks_text(stuck)} stands still outside any collective: even its watchdog was blocked for "
-        f"{longest} s (a lock, the GIL or the driver)",
-        would_decide=("a native stack of that process", "the kernel log of its node"),
-    )
-
-
-def _stuck_later(case: Case, fact: WatchdogStuck) -> bool:
-    """A watchdog that got stuck after operations had timed out hangs in the abort of its group."""
-    gaps = [gap for timeout in case.of(WorkTimeout) if (gap := seconds_after(timeout, fact)) is not None]
-    return bool(gaps) and max(gaps) >= fact.stuck_s - _ABORT_SLACK_S
-
-
-def gloo_late(case: Case) -> Finding | None:
-    """A rank timed out in gloo; the peer that it closed the connection of was late."""
-    timeouts = [f for f in case.of(GlooFailure) if f.kind is GlooKind.TIMEOUT]
-    waited = {rank for f in timeouts if (rank := case.rank_of(f)) is not None}
-    if not waited:
-        return None
-    everybody = set(range(case.world_size)) if case.world_size else set(case.ranks_named)
-    late = everybody - waited
-    if not late or len(late) > max(1, len(waited)):
-        return None
-    phase = _last_phase(case, late)
-    return Finding(
-        reason="gloo_late",
-        verdict_class=VerdictClass.H1,
-        sub_reason=SubReason.DELAYED_ENTER if phase else SubReason.MISSING_ENTER,
-        roots=rank_roots(late, "did not arrive in time"),
-        victims=tuple(sorted(waited)),
-        communicator="gloo",
-        phase="gloo barrier or collective",
-        owner=Owner.HOST,
-        action=Action(
-            ActionKind.COLLECT,
-            ranks_text(sorted(late)),
-            "what it was busy with; raise the timeout if that is its work",
-        ),
-        confidence=0.75 if phase else 0.6,
-        grounds=(
-            Ground(
-                "gloo_timeout", f"{ranks_text(sorted(waited))} waited until its timeout", origins_of(timeouts)
-            ),
-            *((Ground("still_working", _words(phase), (phase.origin,)),) if phase else ()),
-        ),
-        summary=f"{ranks_text(sorted(late))} came too late to a gloo operation in which "
-        f"{ranks_text(sorted(waited))} waited"
-        + (f"; it was still at work: {_words(phase)}" if phase else ""),
-    )
-
-
-def _lacks_one(count: int) -> int:
-    """1 where a job of this size would lack one rank of a power of two: nobody starts seven of eight."""
-    return int(count > 2 and (count + 1) & count == 0)
-
-
 def _ended_early(waiting: list[int], ended: list[int], operation: Operation | None, case: Case) -> Finding:
     """Most ranks go on and a few have finished: those had less to do, such as fewer batches."""
     return Finding(
@@ -384,7 +155,7 @@ def _ended_early(waiting: list[int], ended: list[int], operation: Operation | No
             ActionKind.FIX_CODE, ranks_text(ended), "the same number of batches on every rank, or join()"
         ),
         confidence=0.8,
-        grounds=tuple(Ground("ended", _words(fact), (fact.origin,)) for fact in _ends(case, ended)[:4]),
+        grounds=tuple(Ground("ended", words_of(fact), (fact.origin,)) for fact in _ends(case, ended)[:4]),
         summary=f"{ranks_text(ended)} finished earlier than the others and never entered "
         f"{operation_text(operation)}, in which {ranks_text(waiting)} {verb(waiting, 'waits', 'wait')}",
     )
@@ -417,17 +188,12 @@ def _extra_call(
                 "did and ended normally",
                 tuple(o for s in inside for o in s.origins)[:64],
             ),
-            *(Ground("ended", _words(fact), (fact.origin,)) for fact in _ends(case, others)[:4]),
+            *(Ground("ended", words_of(fact), (fact.origin,)) for fact in _ends(case, others)[:4]),
         ),
         summary=f"{ranks_text(ranks)} issued one collective more than its peers "
         f"({operation_text(operation)}); "
         f"{ranks_text(others)} had finished correctly",
     )
-
-
-def _others(case: Case, report: DesyncReport, lagging: list[int]) -> set[int]:
-    highest = max([*lagging, *report.stuck, *case.ranks_named, case.world_size - 1])
-    return set(range(highest + 1)) - set(lagging)
 
 
 def _elsewhere(case: Case, ranks: set[int]) -> tuple[Ground, ...]:
@@ -458,29 +224,3 @@ def _ends(case: Case, ranks: list[int]) -> list[Fact]:
 
 def _has_ended(case: Case, rank: int) -> bool:
     return bool(_ends(case, [rank]))
-
-
-def _last_phase(case: Case, ranks: set[int]) -> PhaseSeen | ProgressSeen | None:
-    """The last thing that was under way and whose end nobody reports, of these ranks or of nobody named."""
-    found: PhaseSeen | ProgressSeen | None = None
-    for fact in case.facts:
-        if isinstance(fact, PhaseSeen | ProgressSeen) and case.rank_of(fact) in (*ranks, None):
-            if isinstance(fact, PhaseSeen):
-                found = None if fact.ended else fact
-            elif fact.what and not fact.what.startswith("iteration") and fact.done != fact.total:
-                found = fact
-    return found
-
-
-def _words(fact: Fact | None) -> str:
-    if isinstance(fact, ProgressSeen):
-        total = f"/{fact.total}" if fact.total is not None else ""
-        return f"{fact.what} {fact.done}{total}".strip()
-    text = str(getattr(fact, "text", ""))
-    return text[:160] if text else (fact.kind.value if isinstance(fact, PhaseSeen) else "")
-
-
-def _owner(phase: PhaseSeen | ProgressSeen | None) -> Owner:
-    if isinstance(phase, PhaseSeen) and phase.kind is PhaseKind.CHECKPOINT:
-        return Owner.STORAGE
-    return Owner.USER_CODE
