@@ -61,6 +61,12 @@ HANGS: dict[str, Hang] = {
     "INIT bootstrap": Hang(FaultKind.BOOTSTRAP, second=150),
     "INIT connect": Hang(FaultKind.LAZY_CONNECT, second=40),
     "INCONCLUSIVE": Hang(FaultKind.MISSING_ENTER, group=CommKind.TP, blind=True),
+    # No completion is seen: what may be open has to be worked out from the order of the calls.
+    "H1 calls only": Hang(FaultKind.MISSING_ENTER, ProfileName.NCCL0, group=CommKind.TP),
+    "H2 calls only": Hang(FaultKind.OPERATION, ProfileName.NCCL0, group=CommKind.TP),
+    "INCONCLUSIVE calls only": Hang(
+        FaultKind.MISSING_ENTER, ProfileName.NCCL0, group=CommKind.TP, blind=True
+    ),
 }
 SLOW = {"S1": (5.0, 0.0), "S2": (0.0, 5.0), "S3": (4.0, 5.0)}  # lateness and transfer, in multiples of T
 

@@ -136,6 +136,21 @@ class JobEvidence:
         """Indices of communicator ids, -1 where unknown."""
         return find_sorted(self.comm_ids, comm_ids)
 
+    @cached_property
+    def _slots(self) -> tuple[Ints, Ints]:
+        """Keys of all members in ascending order, and the member of each."""
+        keys = self.comm_of * self.world_size + self.member_rank
+        if bool((keys[1:] > keys[:-1]).all()):  # members of most jobs are listed in order
+            return keys, np.arange(len(keys))
+        order = np.argsort(keys, kind="stable")
+        return keys[order], order
+
+    def slots_of(self, comm: Ints, rank: Ints) -> Ints:
+        """Members that are `rank` of communicator index `comm`, -1 where there is none."""
+        keys, members = self._slots
+        at = find_sorted(keys, comm * self.world_size + rank)
+        return np.where(at >= 0, members[at], -1) if len(keys) else at
+
     def node(self, rank: int) -> str | None:
         index = int(self.node_of[rank]) if 0 <= rank < self.world_size else -1
         return self.nodes[index] if index >= 0 else None
@@ -145,7 +160,7 @@ class JobEvidence:
         return gpu if gpu >= 0 else None
 
 
-def find_sorted(keys: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]) -> Ints:
+def find_sorted(keys: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Ints:
     """Positions of `wanted` in the ascending `keys`, -1 where absent."""
     if len(keys) == 0:
         return np.full(len(wanted), -1, np.int64)

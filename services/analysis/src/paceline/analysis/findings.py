@@ -70,7 +70,9 @@ def group_root(evidence: JobEvidence, ranks: Sequence[int], name: str) -> Root:
 
 def name_ranks(ranks: Sequence[int] | Ints) -> str:
     """`rank 5`, `ranks 5 and 7`, `ranks 40-47`."""
-    values = np.unique(np.asarray(ranks, np.int64))
+    values = np.asarray(ranks, np.int64)
+    if bool((values[1:] <= values[:-1]).any()):
+        values = np.unique(values)
     if len(values) == 1:
         return f"rank {values[0]}"
     if len(values) == 2:
@@ -123,6 +125,13 @@ def head_row(situation: Situation, op: int) -> Rows | None:
 
 def describe(situation: Situation, op: int) -> Operation | None:
     """The operation `op` as the verdict shows it."""
+    described = situation.described
+    if op not in described:
+        described[op] = _describe(situation, op)
+    return described[op]
+
+
+def _describe(situation: Situation, op: int) -> Operation | None:
     comm = situation.comm_of_op(op)
     if comm < 0:
         return None
@@ -171,9 +180,9 @@ def _detail(situation: Situation, comm: int, number: int, row: Rows) -> str:
     parts = []
     dtype, reduce_op = int(row["dtype"][0]), int(row["reduce_op"][0])
     rounds = situation.evidence.rounds_of(comm)
-    mine = rounds[rounds["round"] == number]
+    counts = rounds["count"][rounds["round"] == number]
     if dtype in DType._value2member_map_ and dtype:
-        count = f" x {int(np.median(mine['count']))}" if len(mine) else ""
+        count = f" x {int(np.median(counts))}" if len(counts) else ""
         parts.append(f"{DType(dtype).name.lower()}{count}")
     if reduce_op in ReduceOp._value2member_map_ and reduce_op:
         parts.append(ReduceOp(reduce_op).name.lower())

@@ -97,8 +97,8 @@ def _done(
     members = hidden_completion(evidence)
     if len(rows) == 0 or not members.any():
         return done, issue
-    keys = (evidence.comm_of * evidence.world_size + evidence.member_rank)[members]
-    hidden = found & np.isin(comm * evidence.world_size + rank, keys)
+    slot = evidence.slots_of(comm, rank)
+    hidden = found & (slot >= 0) & members[slot]
     met = np.minimum(rows["posted"], rows["posted"][other][:, ::-1])
     changed = hidden[:, None] & (met > done)
     done[changed], issue[changed] = met[changed], 0

@@ -12,6 +12,7 @@ from paceline.analysis.processes import Processes, read_processes
 from paceline.analysis.unseen_ends import obscured_ranks, unseen_operations
 from paceline.analysis.waits import Links, WaitGraph, build_graph
 from paceline.contracts.codes import HostWait
+from paceline.contracts.verdicts import Operation
 
 SAMPLED_TOGETHER_MS = 1000  # ranks of a node are read within one sampling interval
 _ANYBODY = (HostWait.STORE, HostWait.BARRIER, HostWait.BOOTSTRAP)
@@ -81,6 +82,11 @@ class Situation:
         return self._ranks(holds) & ~self.busy
 
     @cached_property
+    def described(self) -> dict[int, Operation | None]:
+        """What `findings.describe` has said, by operation."""
+        return {}
+
+    @cached_property
     def observed(self) -> Mask:
         """Ranks of which every registered frame was reported, none of them with a hidden wait."""
         evidence = self.evidence
@@ -109,14 +115,13 @@ class Situation:
         if not suspicious.any():
             return np.zeros(evidence.world_size, np.bool_)
         at = np.flatnonzero(suspicious)
-        keys = evidence.comm_of[at] * evidence.world_size + evidence.member_rank[at]
-        unexplained = ~np.isin(keys, pairs.comm * evidence.world_size + pairs.rank)
+        unexplained = ~_members(evidence, pairs.comm, pairs.rank)[at]
         # Without completions everything ever posted counts as open: any row of the pair explains it.
         blind = hidden_completion(evidence)[at]
         if blind.any():
             rows = evidence.peers
-            posted = evidence.index_of(rows["comm"]) * evidence.world_size + rows["rank"].astype(np.int64)
-            unexplained &= ~(blind & np.isin(keys, posted))
+            posted = _members(evidence, evidence.index_of(rows["comm"]), rows["rank"].astype(np.int64))
+            unexplained &= ~(blind & posted[at])
         return self._ranks(evidence.member_rank[at[unexplained]])
 
     @cached_property
@@ -299,6 +304,14 @@ def read_situation(evidence: JobEvidence, policy: JudgePolicy) -> Situation:
     """The situation of one job attempt; O(members log members)."""
     processes = read_processes(evidence, policy)
     return Situation(evidence, policy, processes, build_graph(evidence, processes))
+
+
+def _members(evidence: JobEvidence, comm: Ints, rank: Ints) -> Mask:
+    """M: who is among these ranks of these communicators."""
+    mask = np.zeros(len(evidence.member_rank), np.bool_)
+    slots = evidence.slots_of(comm, rank)
+    mask[slots[slots >= 0]] = True
+    return mask
 
 
 def _flags(values: object) -> Mask:

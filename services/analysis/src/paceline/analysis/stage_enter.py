@@ -24,8 +24,9 @@ _STACK = "take its stack before anything is killed"
 
 def not_entered(situation: Situation) -> Finding | None:
     """Ranks with nothing outstanding that a stalled operation lacks."""
-    lacks = situation.idle_lacks
-    roots = _without_level_groups(situation, np.unique(lacks.rank))
+    lacking = np.zeros(situation.evidence.world_size, np.bool_)
+    lacking[situation.idle_lacks.rank] = True
+    roots = _without_level_groups(situation, np.flatnonzero(lacking))
     if len(roots) == 0:
         return None
     # Store and barrier waits without a known target are for anybody: they do not come first.
@@ -47,8 +48,8 @@ def _without_level_groups(situation: Situation, roots: Ints) -> Ints:
     named[roots] = True
     whole = np.logical_and.reduceat(named[evidence.member_rank], evidence.offsets[:-1])
     doubtful = level & whole & (np.diff(evidence.offsets) > 1)
-    inside = np.unique(evidence.member_rank[doubtful[evidence.comm_of]])
-    return np.setdiff1d(roots, inside)
+    named[evidence.member_rank[doubtful[evidence.comm_of]]] = False
+    return np.flatnonzero(named)
 
 
 def _absent(situation: Situation, hosted: Ints) -> Finding | None:

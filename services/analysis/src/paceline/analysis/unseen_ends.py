@@ -126,16 +126,27 @@ def _behind_held(evidence: JobEvidence, graph: WaitGraph) -> Mask:
     rank, issue = calls.rank, calls.issue
     if len(rank) == 0 or not held.any():
         return np.zeros(evidence.world_size, np.bool_)
-    operation = np.unique(calls.key, return_inverse=True)[1]
+    operation, operations = _number(calls.key)
     crossed, crossed_issue = _crossed(graph, evidence.world_size, calls, operation)
     np.minimum.at(since, crossed, crossed_issue)
     for _ in range(_PASSES_MAX):
-        is_open = np.bincount(operation, issue > since[rank]) > 0
-        at = is_open[operation] & (issue < since[rank])
+        limit = since[rank]
+        is_open = np.zeros(operations, np.bool_)
+        is_open[operation[issue > limit]] = True
+        at = is_open[operation] & (issue < limit)
         if not at.any():
             break
         np.minimum.at(since, rank[at], issue[at])
     return np.logical_and(since < _NEVER, ~held)
+
+
+def _number(keys: npt.NDArray[np.uint64]) -> tuple[Ints, int]:
+    """A number for each key, the same for equal keys, and how many there are."""
+    order = np.argsort(keys)
+    ordered = keys[order]
+    numbers = np.empty(len(keys), np.int64)
+    numbers[order] = np.cumsum(np.r_[False, ordered[1:] != ordered[:-1]][: len(keys)])
+    return numbers, int(numbers[order[-1]]) + 1 if len(keys) else 0
 
 
 def _crossed(graph: WaitGraph, world: int, calls: _Calls, operation: Ints) -> tuple[Ints, Ints]:
