@@ -71,7 +71,10 @@ _SHELL = re.compile(
     r"(?:\S{1,200}: line \d{1,6}:\s{1,8}(?P<pid>\d{1,9})\s{1,8})?"
     r"(?P<what>Killed|Segmentation fault|Bus error)(?: \(core dumped\))?(?(pid)\s|\s{0,8}$)"
 )
-_CHILD = re.compile(r"Child process with PID (?P<pid>\d{1,9}) terminated with code (?P<code>-?\d{1,3})")
+_CHILD = re.compile(
+    r"(?:Child process with PID (?P<pid>\d{1,9}) terminated|"
+    r"Global rank (?P<rank>\d{1,7}) \(PID (?P<number>\d{1,9})\) exited) with code (?P<code>-?\d{1,3})"
+)
 _WORLD = re.compile(
     r"(?:global|role)_world_sizes=\[(?P<many>\d{1,7})\b|"
     r"(?<![\w-])(?<!parallel )(?:WORLD_SIZE|[Ww]orld[_ ]size)\s?[=:]\s?(?P<one>\d{1,7})\b"
@@ -230,15 +233,16 @@ class ShellEnds:
 
 
 class ObservedChildren:
-    """Lightning's observer of its children; the number in front is that of the child."""
+    """Lightning's observer of its children (the number in front is the child's), Composer's launcher."""
 
     name = "observed children"
-    needles = ("Child process with PID",)
+    needles = ("Child process with PID", ") exited with code")
 
     def read(self, block: Block) -> Iterator[Fact]:
         if found := _CHILD.search(block.line.text[:2000]):
             base, code = base_of(block), int(found["code"])
-            base["speaker"] = replace(base["speaker"], pid=int(found["pid"]))
+            rank = int(found["rank"]) if found["rank"] else base["speaker"].rank
+            base["speaker"] = replace(base["speaker"], rank=rank, pid=int(found["pid"] or found["number"]))
             signal = -code if code < 0 else None
             yield ProcessEnd(
                 **base, exit_code=code, signal=signal, clean=code == 0, text=block.line.text.strip()[:200]

@@ -45,7 +45,8 @@ _WAITED = re.compile(
 _LOST = re.compile(
     r"(?:recvValueWithTimeout|recvValue|sendBytes|recvBytes|recvVector) failed|remote server shutdown or "
     r"crash|"
-    r"[Ff]ailed to check the \"should dump\" flag on TCPStore"
+    r"[Ff]ailed to check the \"should dump\" flag on TCPStore|"
+    r"store->get\([^()]{0,80}\) got error: (?:Connection (?:reset|closed|refused)|Broken pipe)"
 )
 _PEER = re.compile(
     r"(?:\[(?P<host>[\w.:-]{1,128})\]:(?P<port>\d{2,5})|\((?P<name>[\w.:-]{1,128}), (?P<number>\d{2,5})\))"
@@ -85,7 +86,7 @@ class StoreFailures:
         "RegisterTask",
         "DistNetworkError", "DistStoreError", "wait timeout after", "StoreTimeout", "Socket Timeout",
         "Bytes failed",
-        "recvV", "remote server shutdown", "flag on TCPStore", "Timeout waiting for key",
+        "recvV", "remote server shutdown", "flag on TCPStore", "Timeout waiting for key", "got error: ",
     )  # fmt: skip
 
     def read(self, block: Block) -> Iterator[Fact]:

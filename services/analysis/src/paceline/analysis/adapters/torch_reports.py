@@ -32,8 +32,12 @@ _LAGGING = re.compile(
 )
 _JOINED = re.compile(_RANKS + r" joined but didn't finish collective #\d{1,12}")
 _NEVER = re.compile(r"never joined any collective|didn't join any collective")
-_LISTED = re.compile(r"\[(?P<ranks>[\d, ]{1,2000})\]")
+_LISTED = re.compile(r"\[(?P<ranks>[\d, -]{1,2000})\]")
+_LATEST = re.compile(r"^\s*#(?P<number>\d{1,12}) (?P<what>started|finished) ranks:")
+_STANDS = re.compile(r"^\s*" + _LISTED.pattern + r" started (?P<name>\w{1,40})")
+_SIDES_MAX = 64  # reports made of one snapshot
 _MISSING = (
+    re.compile(r"[Rr]anks? (?P<ranks>\d{1,9}) timed out in monitoredBarrier"),
     re.compile(r"[Rr]anks? \[?(?P<ranks>\d[\d, -]{0,2000})\]? failed to (?:pass|reach|respond)"),
     re.compile(r"[Mm]issing ranks?:? \[?(?P<ranks>\d[\d, -]{0,2000})"),
 )
@@ -137,8 +141,10 @@ class DesyncReports:
     needles = ("caused the desync", "joined but didn't finish", "They never joined any collectives")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        if "caused the desync" not in block.line.text[:LOOK_CHARS]:
+        text = block.line.text[:LOOK_CHARS]
+        if "caused the desync" not in text and "that caused this timeout" not in text:
             return
+        yield from _different_calls(block)
         lagging: list[int] = []
         stuck: list[int] = []
         never: list[int] = []
@@ -161,6 +167,31 @@ class DesyncReports:
             stuck=tuple(stuck),
             never_joined=tuple(never),
             text=block.line.text[:LOOK_CHARS],
+        )
+
+
+def _different_calls(block: Block) -> Iterator[OperationMismatch]:
+    """The snapshot at the end of a report, where ranks stand in different calls under one number."""
+    standing: dict[int, dict[str, list[int]]] = {}
+    number = None
+    for line in block.after:
+        if found := _LATEST.match(line.text[:LOOK_CHARS]):
+            number = int(found["number"]) if found["what"] == "started" else None
+        elif number is not None and (found := _STANDS.match(line.text[:LOOK_CHARS])):
+            calls = standing.setdefault(number, {})
+            calls.setdefault(function_of(found["name"]), []).extend(ranks_of(found["ranks"]))
+    number = min((at for at, calls in standing.items() if len(calls) > 1), default=None)
+    if number is None:
+        return
+    (name, ranks), *others = standing[number].items()
+    ones = [Side(rank, Work(function=name, sequence=number)) for rank in ranks]
+    rest = [Side(rank, Work(function=name, sequence=number)) for name, ranks in others for rank in ranks]
+    if not ones or not rest:
+        return
+    pairs = [(ones[0], side) for side in rest] + [(side, rest[0]) for side in ones[1:]]
+    for pair in pairs[:_SIDES_MAX]:
+        yield OperationMismatch(
+            **base_of(block, speaker_of(block.line)), group=Group(), sides=pair, aspects=("op type",)
         )
 
 

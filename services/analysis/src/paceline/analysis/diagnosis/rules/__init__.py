@@ -69,6 +69,7 @@ RULES: tuple[Rule, ...] = (
     calm.finished,
     silence.stuck_watchdog,
     ends.connection_closed,
+    ends.ended_alone,
     start.init_stands,
     start.not_joined,
     settings.acs_hang,

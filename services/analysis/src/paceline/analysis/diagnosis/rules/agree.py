@@ -46,36 +46,32 @@ def fingerprint(case: Case) -> Finding | None:
     roots, how, confidence = _odd(works)
     sub_reason = _sub_reason(first)
     group = first.group.name
-    work = works[roots[0]] if len(roots) == 1 else first.sides[0].work
+    work = works[roots[0]] if len(roots) == 1 else first.sides[0].work  # none: nobody is to be named
     others = {rank: work for rank, work in works.items() if rank not in roots}
     if others and len(roots) == 1:  # the operation is that in which the others stand
         work = others[min(others)]
     operation = operation_of(case, group, work)
     against = "; ".join(f"rank {rank} runs {_text(other)}" for rank, other in sorted(others.items())[:4])
     mine = "; ".join(f"rank {rank} runs {_text(works[rank])}" for rank in sorted(roots)[:4])
-    blames = tuple(Blame(RootKind.RANK, rank=rank, why=how) for rank in sorted(roots))
-    if len(roots) > 1 and not others:
-        blames = (Blame(RootKind.GROUP, ranks=tuple(sorted(roots)), why=how),)
+    who = ranks_text(sorted(roots)) if roots else "One part of the ranks"
     return Finding(
         reason="fingerprint_mismatch",
         verdict_class=VerdictClass.H2,
         sub_reason=sub_reason,
-        roots=blames,
-        victims=tuple(sorted(others)),
+        roots=_blames(roots, bool(others), how),
+        victims=tuple(sorted(others)) if roots else (),
         communicator=(operation.communicator_name if operation else "") or "default_pg",
         operation=operation,
         owner=Owner.USER_CODE,
-        action=Action(
-            ActionKind.FIX_CODE, ranks_text(sorted(roots)), "make all ranks issue the same operation"
-        ),
+        action=Action(ActionKind.FIX_CODE, who if roots else "", "make all ranks issue the same operation"),
         confidence=confidence,
         grounds=(
             Ground("fingerprint", "; ".join(part for part in (mine, against) if part), origins_of(same)),
             Ground("who", how, ()),
         ),
-        summary=f"{ranks_text(sorted(roots))} {'differ' if len(roots) > 1 else 'differs'} from the others at "
-        f"sequence {work.sequence if work.sequence is not None else '(not said)'}: {mine}"
-        + (f", {against}" if against else ""),
+        summary=f"{who} {'differ' if len(roots) > 1 else 'differs'} from the others at "
+        f"sequence {work.sequence if work.sequence is not None else '(not said)'}: "
+        + ", ".join(part for part in (mine, against) if part),
         would_decide=("the call stacks of both sides at that sequence",) if confidence < 0.8 else (),
     )
 
@@ -93,26 +89,25 @@ def watchdogs(case: Case) -> Finding | None:
         if len({_comparable(work) for work in works.values()}) < 2:
             continue
         roots, how, confidence = _odd({rank: _only_comparable(work) for rank, work in works.items()})
-        if confidence < _VOTED:  # the rest of the group stands elsewhere, and its side is not known
+        if confidence < _VOTED and roots:  # the rest of the group stands elsewhere: its side is not known
             roots = sorted(works)
         others = {rank: work for rank, work in works.items() if rank not in roots}
-        operation = operation_of(case, group, works[roots[0]], sequence)
+        operation = operation_of(case, group, works[roots[0] if roots else min(works)], sequence)
         words = "; ".join(f"rank {rank} runs {_counted(work)}" for rank, work in sorted(works.items())[:6])
         origins = tuple(origin for rank in works for origin in case.table[group, rank].origins[:1])
-        blames = tuple(Blame(RootKind.RANK, rank=rank, why=how) for rank in sorted(roots))
-        if not others:
-            blames = (Blame(RootKind.GROUP, ranks=tuple(sorted(roots)), why=how),)
         return Finding(
             reason="watchdogs_differ",
             verdict_class=VerdictClass.H2,
             sub_reason=SubReason.OPERATION_MISMATCH,
-            roots=blames,
-            victims=tuple(sorted(others)),
+            roots=_blames(roots, bool(others), how),
+            victims=tuple(sorted(others)) if roots else (),
             communicator=operation.communicator_name if operation else group,
             operation=operation,
             owner=Owner.USER_CODE,
             action=Action(
-                ActionKind.FIX_CODE, ranks_text(sorted(roots)), "make all ranks issue the same calls"
+                ActionKind.FIX_CODE,
+                ranks_text(sorted(roots)) if roots else "",
+                "make all ranks issue the same calls",
             ),
             confidence=confidence,
             grounds=(Ground("same_number", f"at sequence {sequence}: {words}", origins), Ground("who", how)),
@@ -174,6 +169,14 @@ def alone(lone: Standing, others: list[Standing], operation: Operation | None) -
     )
 
 
+def _blames(roots: list[int], others: bool, how: str) -> tuple[Blame, ...]:
+    if not roots:
+        return (Blame(RootKind.NONE, name="sides of equal size", why=how),)
+    if not others:
+        return (Blame(RootKind.GROUP, ranks=tuple(sorted(roots)), why=how),)
+    return tuple(Blame(RootKind.RANK, rank=rank, why=how) for rank in sorted(roots))
+
+
 def _odd(works: dict[int, Work]) -> tuple[list[int], str, float]:
     """Who differs, why we think so, how sure."""
     count = Counter(_key(work) for work in works.values())
@@ -181,6 +184,8 @@ def _odd(works: dict[int, Work]) -> tuple[list[int], str, float]:
     if votes >= 2 and (not rest or votes > rest[0][1]):
         odd = [rank for rank, work in works.items() if _key(work) != most]
         return odd, f"{votes} ranks agree, the others differ", 0.9
+    if len(works) > _OTHERS_MIN:
+        return [], "no side has the majority", 0.5
     functions = {work.function for work in works.values()}
     sizes = {rank: _elements(work) for rank, work in works.items()}
     if (

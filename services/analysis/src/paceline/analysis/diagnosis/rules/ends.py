@@ -49,6 +49,8 @@ _OWN = (
     ProcessFaultKind.SEGFAULT,
 )
 _KILLS = {9: "SIGKILL", 7: "SIGBUS", 11: "SIGSEGV", 4: "SIGILL", 8: "SIGFPE"}
+_ASKED = (2, 15)  # interrupt, terminate
+_ASKED_CODES = (130, 143)
 _MOST = 0.5  # of the ranks that speak: they raised the same, the others were ended or cut off
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _DIED_FIRST_MAX = 0.5  # more deaths than this share of the known ranks: the launcher has ended the job
@@ -199,6 +201,36 @@ def connection_closed(case: Case) -> Finding | None:
         summary=f"{ranks_text(list(gone)) if gone else 'A peer'} ended: "
         f"{ranks_text(list(complain)) if complain else 'others'} lost the connection",
         would_decide=("exit code of the missing process (launcher, dmesg)",),
+    )
+
+
+def ended_alone(case: Case) -> Finding | None:
+    """A launcher saw one process end with an error code and asked all others to end; nobody complains.
+
+    Not of torchelastic's "first observed failure": that one has often waited before.
+    """
+    ends = [end for end in case.of(ProcessEnd) if not end.clean]
+    own = [end for end in ends if (end.exit_code or 0) > 0 and end.exit_code not in _ASKED_CODES]
+    asked = [end for end in ends if end.signal in _ASKED or end.exit_code in _ASKED_CODES]
+    ranks = {case.rank_of(end) for end in own}
+    rank = case.rank_of(own[0]) if len(ranks) == 1 else None
+    if rank is None or not asked or len(own) + len(asked) < len(ends) or any(e.called_first for e in own):
+        return None
+    if _somebody_waits(case):
+        return None
+    return Finding(
+        reason="ended_alone",
+        verdict_class=VerdictClass.H1,
+        sub_reason=SubReason.PROCESS_EXITED,
+        roots=rank_roots([rank], f"exit code {own[0].exit_code}"),
+        victims=tuple(sorted({r for end in asked if (r := case.rank_of(end)) is not None} - {rank})),
+        phase="process ended",
+        owner=Owner.USER_CODE,
+        action=Action(ActionKind.COLLECT, f"rank {rank}", "its standard error: what it raised"),
+        confidence=0.6,
+        grounds=(Ground("process_end", own[0].text[:160], (own[0].origin,)),),
+        summary=f"rank {rank} ended first (exit code {own[0].exit_code}); its launcher then ended the others",
+        would_decide=("the standard error of that rank",),
     )
 
 

@@ -128,7 +128,8 @@ def main_wait(case: Case) -> tuple[str, Standing] | None:
         visited.add(group)
         oldest = _oldest(timed, group)
         inside = {s.rank for s in waiters(case, group, oldest.waits_in or 0)}
-        absent = set(case.members(group) or case.ranks_named) - inside
+        spoken = {s.rank for s in case.standings(group)}
+        absent = set(case.members(group)) - inside or spoken - inside or set(case.ranks_named) - inside
         onwards = [s for s in timed if s.rank in absent and s.group != group and s.work is not None]
         if not onwards or onwards[0].group in visited:
             return group, oldest

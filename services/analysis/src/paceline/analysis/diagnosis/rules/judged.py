@@ -17,13 +17,14 @@ from paceline.analysis.judge import Judgement, explain
 from paceline.contracts.verdicts import Role, Root, RootKind, SubReason, Verdict, VerdictClass
 
 _SIX = {VerdictClass.DEAD_PROCESS: VerdictClass.H1, VerdictClass.DEADLOCK: VerdictClass.H2}
+_OPEN = (VerdictClass.INCONCLUSIVE, VerdictClass.NONE)
 _OF_TABLE = (VerdictClass.H1, VerdictClass.H2, VerdictClass.DEADLOCK)
 
 
 def dumps(case: Case) -> Finding | None:
     """Flight Recorder dumps that decide."""
     judgement = _judge_dumps(case)
-    if judgement is None or judgement.verdict.verdict_class in (VerdictClass.INCONCLUSIVE, VerdictClass.NONE):
+    if judgement is None or judgement.verdict.verdict_class in _OPEN:
         return None
     return _finding(case, judgement, case.of(FlightDump))
 
@@ -58,7 +59,17 @@ def class_of(verdict: Verdict) -> VerdictClass:
 
 
 def _judge_dumps(case: Case) -> Judgement | None:
-    return judge_flight(read_flight(case.of(FlightDump))) if case.of(FlightDump) else None
+    """Each backend has a recorder of its own: what one shows as idle, another may show as stuck."""
+    recorders: dict[str, list[FlightDump]] = {}
+    for dump in case.of(FlightDump):
+        if len(dump.entries) or not recorders:
+            recorders.setdefault(dump.backend, []).append(dump)
+    if not recorders:
+        return None
+    found = [judge_flight(read_flight(dumps)) for _, dumps in sorted(recorders.items())]
+    decided = [each for each in found if each.verdict.verdict_class not in _OPEN]
+    stalled = [each for each in found if each.verdict.verdict_class is VerdictClass.INCONCLUSIVE]
+    return min(decided or stalled or found, key=lambda each: len(each.verdict.roots))
 
 
 def _finding(case: Case, judgement: Judgement, facts: Sequence[Fact]) -> Finding:
