@@ -151,3 +151,21 @@ def test_a_silent_member_is_not_named_where_nobody_has_moved() -> None:
     assert by_waits(links, inside, needed) is None
     links.sent[3], links.received[3] = 68, 68
     assert by_waits(links, inside, needed) == Place("waits_end_at_unseen", (2,), unseen=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_silent_rank_far_from_a_link_whose_ends_both_wait_is_not_blamed(seed: int) -> None:
+    """The rank before the broken link is blocked in sending and says that it waits for data as well."""
+    size = 8
+    network, tail = stall_ring(size, seed, True, True)
+    links = network.transfers(history=1000)
+    for sender in (tail - 1, tail):
+        at = links.tail == sender % size
+        links.sender_waits[at] = links.receiver_waits[at] = 1
+    silent = (tail + 4) % size
+    links.sent[links.tail == silent] = links.received[links.head == silent] = -1
+    links.sender_waits[links.tail == silent] = links.receiver_waits[links.head == silent] = UNSEEN
+    inside = network.inside.copy()
+    inside[silent] = False
+    place = by_waits(links, inside, network.inside)
+    assert place is None or place.links == ((tail, (tail + 1) % size),)

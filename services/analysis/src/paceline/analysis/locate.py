@@ -64,7 +64,7 @@ def by_waits(links: Transfers, inside: Mask, needed: Mask) -> Place | None:
         pairs = tuple((int(links.tail[at]), int(links.head[at])) for at in broken)
         return Place(how, tuple(sorted({rank for pair in pairs for rank in pair})), pairs)
     dark = np.flatnonzero(needed & ~judged)
-    if len(dark) != 1 or not _has_moved(links):
+    if how or len(dark) != 1 or not _has_moved(links):
         return None
     # All that we see wait, none of them for a broken link: their waits end at the one we cannot see.
     return Place("waits_end_at_unseen", (int(dark[0]),), unseen=True)
@@ -81,7 +81,8 @@ def _has_moved(links: Transfers) -> bool:
 
 
 def _broken(links: Transfers, receiving: Mask) -> tuple[Ints, str]:
-    """Links that carry nothing although both ends do their part, and the reason.
+    """Links that carry nothing although both ends do their part, and the reason; a reason without links
+    where there are some and it cannot be said which.
 
     A receiver that is blocked in sending to somebody else as well is held up further down. Towards the
     sender itself that is no sign: in a tree both directions are carried side by side, and what cannot come
@@ -89,7 +90,7 @@ def _broken(links: Transfers, receiving: Mask) -> tuple[Ints, str]:
     source that says so takes something else for a wait.
     """
     both = receiving & (links.sender_waits == 1)
-    blocked = _blocked_elsewhere(links)
+    blocked, doubt = _blocked_elsewhere(links), ""
     for mask, how in (
         (both, "ends_wait_for_each_other"),
         (receiving & (links.in_flight > 0) & ~both, "sent_and_not_received"),
@@ -98,12 +99,13 @@ def _broken(links: Transfers, receiving: Mask) -> tuple[Ints, str]:
         # One cable may be a link of both trees, and broken in both directions.
         cables = np.unique(np.sort(np.stack([links.tail[at], links.head[at]]), axis=0), axis=1)
         if len(np.unique(cables)) < cables.size:
+            doubt = "neighbours_wait" if bool((~blocked[at]).any()) else doubt
             continue
         at = at[~blocked[at]]
         _, first = np.unique(np.stack([links.tail[at], links.head[at]]), axis=1, return_index=True)
         if len(at):
             return at[np.sort(first)], how
-    return np.zeros(0, np.int64), ""
+    return np.zeros(0, np.int64), doubt
 
 
 def _blocked_elsewhere(links: Transfers) -> Mask:
