@@ -10,7 +10,8 @@ import statistics
 import time
 from dataclasses import fields
 
-from paceline.analysis import JobEvidence, judge
+from paceline.analysis import JobEvidence
+from paceline.analysis.judge import judge
 from tests.bench.judge_jobs import HANGS, SLOW, hang_evidence, slow_evidence
 
 CLASSES = (*HANGS, *SLOW)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.analysis import JobEvidence, judge
+from paceline.analysis import JobEvidence
 from paceline.analysis.cost import Stretch, hours_lost
+from paceline.analysis.judge import judge
 from paceline.contracts.batch import STEP_ROW, StepFlag
 from paceline.contracts.verdicts import RootKind, SlowLoss, VerdictClass
 from tests.unit.analysis.test_slow_rounds_judged import ALL, WORLD, SlowJob, late

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.analysis import JobEvidence, JudgePolicy, judge
-from paceline.analysis.judge import explain
+from paceline.analysis import JobEvidence, JudgePolicy
+from paceline.analysis.judge import explain, judge
 from paceline.contracts.batch import EDGE_ROW, ROUND_ROW
 from paceline.contracts.codes import FrameFlag, Function, HostWait, OpState
 from paceline.contracts.verdicts import Role, RootKind, SubReason, VerdictClass

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.analysis import BundleError, JudgePolicy, build_evidence, dump_bundle, judge, load_bundle
-from paceline.analysis.judge import explain
+from paceline.analysis import BundleError, JudgePolicy, build_evidence, dump_bundle, load_bundle
+from paceline.analysis.judge import explain, judge
 from paceline.contracts.batch import ROW_DTYPES, Batch, BatchKind, RowKind, Rows
 from paceline.contracts.codes import ExitKind, HostWait, Phase, ProcessState
 from paceline.contracts.registry import HealthEvent, HealthKind, JobState

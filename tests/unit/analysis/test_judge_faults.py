@@ -2,7 +2,8 @@
 
 import pytest
 
-from paceline.analysis import dump_bundle, judge, load_bundle
+from paceline.analysis import dump_bundle, load_bundle
+from paceline.analysis.judge import judge
 from paceline.contracts.verdicts import Role, RootKind, SubReason, Verdict, VerdictClass
 from tests.unit.analysis.injections import Injection, inject
 from tests.unit.analysis.simulated_job import Shape, SimulatedJob

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from paceline.analysis import judge
+from paceline.analysis.judge import judge
 from paceline.contracts.verdicts import VerdictClass
 from tests.bench.judge import CLASSES, forget, make_evidence
 

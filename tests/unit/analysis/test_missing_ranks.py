@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from paceline.analysis import JobEvidence, judge, unseen_ends
-from paceline.analysis.judge import explain
+from paceline.analysis import JobEvidence, unseen_ends
+from paceline.analysis.judge import explain, judge
 from paceline.contracts.batch import EDGE_ROW
 from paceline.contracts.codes import ExitKind, FrameFlag, OpState, ProcessState
 from paceline.contracts.verdicts import Role, RootKind, SubReason, Verdict, VerdictClass

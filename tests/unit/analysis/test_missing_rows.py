@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.analysis import JobEvidence, build_evidence, judge
+from paceline.analysis import JobEvidence, build_evidence
+from paceline.analysis.judge import judge
 from paceline.contracts.batch import Batch, BatchKind, RowKind, Rows
 from paceline.contracts.verdicts import RootKind, Verdict, VerdictClass
 from paceline.fleet import CommKind, FaultKind, ProfileName, Topology, draw_faults

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.analysis import JobEvidence, judge
+from paceline.analysis import JobEvidence
+from paceline.analysis.judge import judge
 from paceline.analysis.slow_links import Waits, find_links
 from paceline.contracts.batch import EDGE_ROW, STEP_ROW, Rows, StepFlag
 from paceline.contracts.codes import Algorithm

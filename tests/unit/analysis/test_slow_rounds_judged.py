@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from paceline.analysis import JobEvidence, build_evidence, judge
+from paceline.analysis import JobEvidence, build_evidence
+from paceline.analysis.judge import judge
 from paceline.contracts.batch import (
     BASELINE_ROW,
     PROCESS_ROW,

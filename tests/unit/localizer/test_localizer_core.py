@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.analysis import judge, load_bundle
+from paceline.analysis import load_bundle
+from paceline.analysis.judge import judge
 from paceline.contracts.batch import Batch, BatchFlag, BatchKind
 from paceline.contracts.codes import ExitKind, ProcessState
 from paceline.contracts.registry import HealthEvent, HealthKind, JobState

@@ -6,11 +6,21 @@ parser and sets `run` to a function of the parsed arguments that returns an exit
 
 import argparse
 import sys
-from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points, version
-from typing import Any
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "paceline.commands"
+# Commands whose start counts: found by name, because reading the entry points of all that is installed
+# takes longer than they do. Without that distribution the entry points are asked.
+DIRECT = {
+    "diagnose": ("paceline.analysis.commands", "add_diagnose"),
+    "collect": ("paceline.analysis.commands", "add_collect"),
+}
+Add = Callable[[Any], None]
 STARTS = {
     "doctor": ("paceline doctor", "what this machine has and lacks"),
     "demo": ("paceline demo --fault h1", "a real 8-rank job, a real fault, a verdict"),
@@ -32,17 +42,47 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, **options)
 
 
-def build_parser(commands: Sequence[EntryPoint]) -> CommandParser:
+class _Version(argparse.Action):
+    """Says the version; it is looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any, **options: Any) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"paceline {version('paceline-contracts')}\n")
+        parser.exit()
+
+
+def build_parser(commands: "Sequence[EntryPoint]") -> CommandParser:
     """The parser with one subcommand for each entry point, in the order of their names."""
     parser = CommandParser(
         prog="paceline",
         description="Names the one first cause when a distributed training job hangs or slows.",
         epilog=where_to_start([entry.name for entry in commands]),
     )
-    parser.add_argument("--version", action="version", version=f"paceline {version('paceline-contracts')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     for command in sorted(commands, key=lambda entry: entry.name):
         command.load()(subparsers)
+    return parser
+
+
+def _whole_parser() -> CommandParser:
+    from importlib.metadata import entry_points
+
+    return build_parser(list(entry_points(group=GROUP)))
+
+
+def _direct_parser(words: Sequence[str]) -> CommandParser | None:
+    """A parser of the one command that `words` name, where it is in DIRECT and installed."""
+    module, function = DIRECT.get(words[0] if words else "", ("", ""))
+    if not module:
+        return None
+    try:
+        add: Add = getattr(import_module(module), function)
+    except ImportError:
+        return None
+    parser = CommandParser(prog="paceline")
+    add(parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser))
     return parser
 
 
@@ -54,8 +94,9 @@ def where_to_start(names: Sequence[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `paceline`; returns the exit status of the subcommand, 2 for a usage error."""
-    parser = build_parser(list(entry_points(group=GROUP)))
-    arguments = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = _direct_parser(words) or _whole_parser()
+    arguments = parser.parse_args(words)
     if not hasattr(arguments, "run"):
         parser.print_help()
         return 2

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.analysis import JudgePolicy, dump_bundle, judge, load_judged
+from paceline.analysis import JudgePolicy, dump_bundle, load_judged
 from paceline.analysis.bundles import MAGIC, BundleError
 from paceline.analysis.diagnosis import diagnose
+from paceline.analysis.judge import judge
 from paceline.contracts.batch import EDGE_ROW
 from paceline.contracts.verdicts import RootKind, VerdictClass
 from tests.unit.analysis.injections import inject

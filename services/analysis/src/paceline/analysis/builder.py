@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paceline.analysis.arrays import distinct
 from paceline.analysis.evidence import (
     COMMUNICATORS_MAX,
     HEALTH_MAX,
@@ -171,7 +172,7 @@ def _communicators(
             )
     known = np.array(sorted([*found, *closed]), np.uint64)
     orphans = state[~np.isin(state["comm"], known)]
-    for comm in np.unique(orphans["comm"])[:COMMUNICATORS_MAX]:
+    for comm in distinct(orphans["comm"])[:COMMUNICATORS_MAX]:
         rows = orphans[orphans["comm"] == comm]
         order = np.argsort(rows["comm_rank"], kind="stable")
         ranks_seen = list(dict.fromkeys(int(rank) for rank in rows["rank"][order]))

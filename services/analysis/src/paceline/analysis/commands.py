@@ -1,6 +1,7 @@
 """`paceline diagnose` and `paceline collect`: the verdict from files, and the files from a hung job."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,15 +56,15 @@ def add_diagnose(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
 
 def run_diagnose(arguments: argparse.Namespace) -> int:
     """0 answered, 3 inconclusive, 2 where nothing could be read or written."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy comes: nothing here multiplies matrices
     from paceline.analysis.adapters.catalog import ADAPTERS
     from paceline.analysis.adapters.model import UnusableInput
     from paceline.analysis.adapters.reading import read_inputs
     from paceline.analysis.diagnosis.attempts import split_attempts
     from paceline.analysis.diagnosis.progress import watching
-    from paceline.analysis.diagnosis.redact import Redactor
     from paceline.analysis.diagnosis.run import answer
 
-    redactor = Redactor() if arguments.redact else None
+    redactor = _redactor() if arguments.redact else None
     try:
         with watching(arguments.quiet or redactor is not None) as watch:
             reading = read_inputs(arguments.paths, ADAPTERS, watch)
@@ -80,6 +81,12 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
     except (UnusableInput, OSError) as error:
         return _fail(str(error), arguments.paths, redactor)
     return diagnosis.exit_status
+
+
+def _redactor() -> "Redactor":
+    from paceline.analysis.diagnosis.redact import Redactor
+
+    return Redactor()
 
 
 def add_collect(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -112,7 +119,6 @@ def add_collect(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def run_collect(arguments: argparse.Namespace) -> int:
     """0 written, 1 written without any process, 2 not written."""
-    import os
     import shutil
     import tempfile
 
@@ -180,13 +186,13 @@ def _write_files(
 def _write_answer(arguments: argparse.Namespace, diagnosis: "Diagnosis") -> None:
     import json
 
+    if arguments.json:
+        sys.stdout.write(json.dumps(diagnosis.as_json(), ensure_ascii=False, indent=2) + "\n")
+        return
     from rich.console import Console
 
     from paceline.analysis.diagnosis.text import Answer
 
-    if arguments.json:
-        sys.stdout.write(json.dumps(diagnosis.as_json(), ensure_ascii=False, indent=2) + "\n")
-        return
     console = Console(highlight=False, soft_wrap=False)
     console.print(Answer(diagnosis))
 

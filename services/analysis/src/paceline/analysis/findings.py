@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.analysis.arrays import distinct
 from paceline.analysis.evidence import Ints, JobEvidence
 from paceline.analysis.situation import Situation
 from paceline.contracts.batch import Rows
@@ -72,7 +73,7 @@ def name_ranks(ranks: Sequence[int] | Ints) -> str:
     """`rank 5`, `ranks 5 and 7`, `ranks 40-47`."""
     values = np.asarray(ranks, np.int64)
     if bool((values[1:] <= values[:-1]).any()):
-        values = np.unique(values)
+        values = distinct(values)
     if len(values) == 1:
         return f"rank {values[0]}"
     if len(values) == 2:

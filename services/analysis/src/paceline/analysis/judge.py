@@ -1,25 +1,18 @@
 """The order of judgement, as the list it is, and the verdict that comes out of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.analysis import (
     stage_agree,
-    stage_deadlock,
     stage_ends,
     stage_enter,
     stage_hardware,
-    stage_init,
     stage_peers,
     stage_processes,
-    stage_progress,
-    stage_silent,
-    stage_slow,
-    stage_unknown,
 )
-from paceline.analysis.cost import slow_loss
 from paceline.analysis.evidence import Ints, JobEvidence
 from paceline.analysis.findings import Finding, describe, plural
 from paceline.analysis.policy import JudgePolicy
@@ -31,6 +24,7 @@ from paceline.contracts.verdicts import (
     Coverage,
     Root,
     RootKind,
+    SlowLoss,
     SubReason,
     Verdict,
     VerdictClass,
@@ -61,7 +55,8 @@ def _mismatch_behind_death(situation: Situation) -> Finding | None:
     return agree if situation.processes.dead[situation.taking_part(agree.op)].any() else None
 
 
-# The first stage that answers decides (docs/adr/0012-order-of-judgement.md).
+# The first stage that answers decides (docs/adr/0012-order-of-judgement.md). These find who is missing from
+# a call or differs in it; `judge_later.STAGES` follow and are imported only where these say nothing.
 STAGES: tuple[tuple[str, Stage], ...] = (
     ("ended", stage_ends.ended),
     ("suspended", stage_ends.suspended),
@@ -72,19 +67,6 @@ STAGES: tuple[tuple[str, Stage], ...] = (
     ("frozen", stage_processes.frozen),
     ("ragged_end", stage_ends.ragged_end),
     ("enter_or_agree", _enter_or_agree),
-    ("queue", stage_deadlock.queue_exhausted),
-    ("connecting", stage_init.lazy_connect),
-    ("no_progress", stage_progress.no_progress),
-    ("arrived_late", stage_enter.arrived_late),
-    ("cycle", stage_deadlock.cycle),
-    ("lost_node", stage_processes.lost_node),
-    ("seen_through", stage_silent.seen_through),
-    ("open_send", stage_enter.open_send),
-    ("delayed", stage_enter.delayed),
-    ("bootstrap", stage_init.bootstrap),
-    ("slow", stage_slow.slow),
-    ("calls_stopped", stage_unknown.calls_stopped),
-    ("nothing_stalled", stage_unknown.nothing_stalled),
 )
 
 
@@ -106,12 +88,18 @@ def judge(evidence: JobEvidence, policy: JudgePolicy | None = None) -> Verdict:
 def explain(evidence: JobEvidence, policy: JudgePolicy | None = None) -> Judgement:
     """As `judge`, with the stage that decided."""
     situation = read_situation(evidence, policy or JudgePolicy())
-    for name, stage in STAGES:
+    for name, stage in _all_stages():
         finding = stage(situation)
         if finding is not None:
             return Judgement(_verdict(situation, finding), name, finding.reason, finding.settle_s)
-    finding = stage_unknown.inconclusive(situation)
-    return Judgement(_verdict(situation, finding), "inconclusive", finding.reason, finding.settle_s)
+    raise AssertionError("the last stage always answers")
+
+
+def _all_stages() -> Iterator[tuple[str, Stage]]:
+    yield from STAGES
+    from paceline.analysis.judge_later import STAGES as LATER
+
+    yield from LATER
 
 
 def _verdict(situation: Situation, finding: Finding) -> Verdict:
@@ -148,8 +136,14 @@ def _verdict(situation: Situation, finding: Finding) -> Verdict:
         stalled_s=_age_s(situation, finding.op),
         communicators_waiting=comms,
         would_decide=finding.would_decide,
-        loss=slow_loss(situation.evidence, finding.roots, situation.policy) if is_slow else None,
+        loss=_loss(situation, finding) if is_slow else None,
     )
+
+
+def _loss(situation: Situation, finding: Finding) -> SlowLoss:
+    from paceline.analysis.cost import slow_loss
+
+    return slow_loss(situation.evidence, finding.roots, situation.policy)
 
 
 def _is_link(root: Root) -> bool:

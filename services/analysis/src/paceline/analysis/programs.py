@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from paceline.analysis.arrays import distinct
 from paceline.analysis.evidence import Ints, Mask
 from paceline.analysis.situation import Situation
 from paceline.contracts.codes import Function
@@ -104,7 +105,7 @@ class Programs:
         """
         evidence = self._situation.evidence
         place = np.zeros(evidence.world_size, np.int64)
-        for kind in np.unique(self._peer_kind[self._peer_kind >= 0]).tolist():
+        for kind in distinct(self._peer_kind[self._peer_kind >= 0]).tolist():
             mine = self._kind_of[evidence.comm_of] == kind
             within = np.arange(len(mine)) - evidence.offsets[evidence.comm_of]
             local = np.full(evidence.world_size, -1, np.int64)
@@ -128,7 +129,7 @@ class Programs:
         chosen = {call: self._choose(makers[call][0], ranks) for call, ranks in asked.items()}
         if not chosen:
             return found
-        counts = self._count(np.unique(np.concatenate(list(chosen.values()))))
+        counts = self._count(distinct(np.concatenate(list(chosen.values()))))
         answers = {
             call: self._compare(counts, chosen[call], *makers[call], sorted(ranks))
             for call, ranks in asked.items()
@@ -197,9 +198,9 @@ class Programs:
         places = self._place[usable]
         parts = [np.array(sorted(asked), np.int64)]
         parts += [
-            usable[places == place][: SIBLINGS_MAX + 1] for place in np.unique(self._place[parts[0]]).tolist()
+            usable[places == place][: SIBLINGS_MAX + 1] for place in distinct(self._place[parts[0]]).tolist()
         ]
-        return np.unique(np.concatenate(parts))
+        return distinct(np.concatenate(parts))
 
     # ------------------------------------------------------------------ counting
 
@@ -227,7 +228,7 @@ class Programs:
         ]
         number = [evidence.column("entered")[members], peers["posted"][near, 0], peers["posted"][near, 1]]
         owners, keys = index[np.concatenate(owner)], np.concatenate(key)
-        columns = np.unique(np.concatenate([keys, calls.key]))
+        columns = distinct(np.concatenate([keys, calls.key]))
         width = max(len(columns), 1)
         places = owners * width + np.searchsorted(columns, keys)
         size = len(ranks) * width
@@ -341,7 +342,7 @@ class Programs:
             if not alike[mine]:
                 continue
             alike[mine] = False
-            theirs = np.unique(key[alike])
+            theirs = distinct(key[alike])
             if int(alike.sum()) >= SIBLINGS_MIN and len(theirs) == 1 and int(theirs[0]) != int(key[mine]):
                 found[rank] = counts.columns[int(key[mine])], counts.columns[int(theirs[0])]
         return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paceline.analysis.arrays import distinct
 from paceline.analysis.evidence import Ints
 from paceline.analysis.findings import (
     Finding,
@@ -269,7 +270,7 @@ def _is_usual(situation: Situation, op: int, votes: Counter[int], winner: int, n
     another one of the `votes`."""
     rows = situation.evidence.rounds
     at = (rows["comm"] == situation.evidence.comm_ids[op]) & (rows["round"] > 0) & (rows["round"] != number)
-    called = {int(value) for value in np.unique(rows["signature"][at])}
+    called = {int(value) for value in distinct(rows["signature"][at])}
     return called & set(votes) == {winner}
 
 

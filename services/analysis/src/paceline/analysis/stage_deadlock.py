@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.analysis.arrays import distinct
 from paceline.analysis.evidence import Ints, Mask
 from paceline.analysis.findings import Finding, group_root, name_ranks, note, phrase, rank_roots
 from paceline.analysis.programs import UNKNOWN, Answer, Key, Programs, Standing
@@ -74,7 +75,7 @@ def queue_exhausted(situation: Situation) -> Finding | None:
     ranks = evidence.member_rank[part][waiting[part]]
     if 2 * len(ranks) > part.stop - part.start or not situation.observed[ranks].all():
         return None
-    elsewhere = np.unique(evidence.member_rank[running & np.isin(evidence.member_rank, ranks)])
+    elsewhere = distinct(evidence.member_rank[running & np.isin(evidence.member_rank, ranks)])
     circular = len(elsewhere) == len(ranks)
     unknown = len(situation.blind(op))
     if unknown and not circular:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from paceline.analysis.arrays import distinct
 from paceline.analysis.findings import Finding, name_ranks, nothing
 from paceline.analysis.situation import Situation
 
@@ -49,6 +50,6 @@ def ragged_end(situation: Situation) -> Finding | None:
     if oldest_ms >= situation.policy.ragged_patience_s * 1000:
         return None
     if processes.ended[lacks.rank].any() and not len(situation.idle_lacks.rank):
-        ranks = np.unique(lacks.rank[processes.ended[lacks.rank]])
+        ranks = distinct(lacks.rank[processes.ended[lacks.rank]])
         return nothing("ragged_end", f"{name_ranks(ranks)} ended in order while others still finish")
     return None

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.analysis.arrays import common, distinct
 from paceline.analysis.evidence import Ints
 from paceline.analysis.findings import (
     Finding,
@@ -89,7 +90,7 @@ def arrived_late(situation: Situation) -> Finding | None:
         return None
     op = situation.oldest(ops)
     holds = graph.holds.where(graph.holds.op == op)
-    young = np.unique(holds.rank[holds.age_ms < situation.policy.stall_age_s * 1000])
+    young = distinct(holds.rank[holds.age_ms < situation.policy.stall_age_s * 1000])
     oldest = int(graph.age_ms[op])
     return Finding(
         "arrived_late",
@@ -120,17 +121,17 @@ def declared_phase(situation: Situation, roots: Ints) -> Finding | None:
     ages_ms = situation.graph.age_ms[situation.stalled]
     if not gated.all() or int(ages_ms.max()) >= situation.policy.phase_patience_s * 1000:
         return None
-    phases = sorted({Phase(int(code)).name.lower() for code in np.unique(rows["phase"])})
+    phases = sorted({Phase(int(code)).name.lower() for code in distinct(rows["phase"])})
     return nothing("declared_phase", f"{name_ranks(roots)} declared the phase {', '.join(phases)}")
 
 
 def blame(situation: Situation, roots: Ints, reason: str, confidence: float) -> Finding:
     """H1 for `roots`, with the finer word that their processes give."""
     evidence, lacks = situation.evidence, situation.stalled_lacks
-    ops = np.unique(lacks.op[np.isin(lacks.rank, roots)])
+    ops = distinct(lacks.op[np.isin(lacks.rank, roots)])
     rounds = ops[ops < situation.graph.pair_base]  # a round says more than a pair: who else is inside
     op = situation.first_in_program(rounds) if len(rounds) else situation.oldest(ops)
-    here = np.intersect1d(situation.lacking(op), roots)
+    here = common(situation.lacking(op), roots)
     first = int((here if len(here) else roots)[0])
     sub, owner, why = _finer(situation, first, op)
     dropped = _dropped(situation, roots)
@@ -208,7 +209,7 @@ def delayed(situation: Situation) -> Finding | None:
     holds = situation.strong_holds
     stuck = np.zeros(situation.evidence.world_size, np.bool_)
     stuck[holds.rank[situation.stalled[holds.op]]] = True
-    moving = np.unique(lacks.rank[situation.busy[lacks.rank] & ~stuck[lacks.rank]])
+    moving = distinct(lacks.rank[situation.busy[lacks.rank] & ~stuck[lacks.rank]])
     if len(moving) == 0:
         return None
     found = blame(situation, moving, "delayed_enter", 0.5)
@@ -226,7 +227,7 @@ def open_send(situation: Situation) -> Finding | None:
     sends = graph.pairs.sends & (graph.pairs.peer >= 0)
     idle[graph.pairs.rank[sends & unclear[graph.pairs.peer]]] = False
     idle &= ~unclear
-    roots = np.unique(lacks.rank[idle[lacks.rank]])
+    roots = distinct(lacks.rank[idle[lacks.rank]])
     if len(roots) == 0:
         return None
     gate = declared_phase(situation, roots)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from paceline.analysis.arrays import common
 from paceline.analysis.evidence import Ints
 from paceline.analysis.findings import Finding, name_ranks, note
 from paceline.analysis.situation import Situation
@@ -76,4 +77,4 @@ def _concerned(situation: Situation, ranks: Ints) -> Ints:
     graph = situation.graph
     satisfied = situation.satisfied[graph.holds.op]
     blamed = np.concatenate([situation.idle_lacks.rank, graph.holds.rank[satisfied]])
-    return np.intersect1d(ranks, blamed)
+    return common(ranks, blamed)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from paceline.analysis.arrays import without
 from paceline.analysis.evidence import Ints, Mask
 from paceline.analysis.findings import (
     Finding,
@@ -30,7 +31,7 @@ def lazy_connect(situation: Situation) -> Finding | None:
         ops = first = _first_uses_with_unreported(situation)
     if len(first) == 0:
         return None
-    later = np.setdiff1d(ops, first)
+    later = without(ops, first)
     if len(later) and situation.first_in_program(ops) in later:
         return None
     op = situation.first_in_program(first)

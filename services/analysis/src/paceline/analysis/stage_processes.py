@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from paceline.analysis.arrays import common, distinct, without
 from paceline.analysis.evidence import Ints
 from paceline.analysis.findings import Finding, group_root, name_ranks, note, phrase, rank_roots, seconds
 from paceline.analysis.situation import Situation
@@ -40,7 +41,7 @@ def dead(situation: Situation) -> Finding | None:
     inside = op >= 0 and bool(np.isin(situation.holders(op), roots).any())
     where = f" {'inside' if inside else 'before'} {phrase(situation, op)}" if op >= 0 else ""
     how = "; ".join(sorted({_how(int(code)) for code in processes.exit_code[roots]})[:3])
-    rest = np.setdiff1d(gone, roots)
+    rest = without(gone, roots)
     named: tuple[Root, ...] = rank_roots(evidence, roots, situation.policy.roots_max)
     if not certain:
         named = (group_root(evidence, [int(rank) for rank in roots], "failed first"),)
@@ -86,7 +87,7 @@ def _waited_for(situation: Situation, ranks: Ints) -> Ints:
             stopped_beside(situation.evidence, graph, ranks, situation.stall_age_ms),
         ]
     )
-    return np.intersect1d(ranks, touched)
+    return common(ranks, touched)
 
 
 def _held_beside_others(situation: Situation, ranks: Ints) -> Ints:
@@ -137,7 +138,7 @@ def _behind(situation: Situation, gone: Ints) -> Ints:
     entered = np.where(evidence.seen, evidence.state["entered"], 0)
     most = np.maximum.reduceat(entered, evidence.offsets[:-1])[evidence.comm_of]
     late = evidence.seen & (entered < most)
-    return np.intersect1d(gone, evidence.member_rank[late])
+    return common(gone, evidence.member_rank[late])
 
 
 def frozen(situation: Situation) -> Finding | None:
@@ -238,5 +239,5 @@ def shown_operation(situation: Situation, ranks: Ints, inside_first: bool = Fals
     choices = (inside, outside) if inside_first else (outside, inside)
     for ops in (*choices, blind, holds.op[mine]):
         if len(ops):
-            return situation.oldest(np.unique(ops))
+            return situation.oldest(distinct(ops))
     return -1

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paceline.analysis.arrays import distinct
 from paceline.analysis.evidence import JobEvidence, Mask
 from paceline.analysis.findings import (
     Finding,
@@ -226,7 +227,7 @@ def _algorithm(situation: Situation, op: int, has_ring: bool, has_trees: bool) -
         (rows["comm"] == evidence.comm_ids[op]) & (rows["round"] == situation.graph.collectives.round[op])
     ]
     if "path" in (rows.dtype.names or ()):
-        codes = np.unique(mine["path"] >> 4)
+        codes = distinct(mine["path"] >> 4)
         codes = codes[codes > 0]
         if len(codes) == 1 and int(codes[0]) in Algorithm._value2member_map_:
             return Algorithm(int(codes[0]))

@@ -7,6 +7,7 @@ rank is named.
 
 import numpy as np
 
+from paceline.analysis.arrays import distinct
 from paceline.analysis.findings import Finding, name_ranks, phrase
 from paceline.analysis.situation import Situation
 from paceline.analysis.stage_init import is_first_use
@@ -91,7 +92,7 @@ def _is_usual(situation: Situation, op: int) -> bool:
     evidence = situation.evidence
     part = slice(int(evidence.offsets[op]), int(evidence.offsets[op + 1]))
     inside = situation.graph.collectives.inside[part]
-    called = np.unique(evidence.state["head_signature"][part][inside])
+    called = distinct(evidence.state["head_signature"][part][inside])
     rows = evidence.rounds
     others = (rows["comm"] == evidence.comm_ids[op]) & (rows["round"] > 0)
     others &= rows["round"] != situation.graph.collectives.round[op]

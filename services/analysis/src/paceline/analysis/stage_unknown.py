@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from paceline.analysis.arrays import distinct
 from paceline.analysis.findings import (
     NO_ACTION,
     Finding,
@@ -25,7 +26,7 @@ def calls_stopped(situation: Situation) -> Finding | None:
     mine = level[evidence.comm_of] & evidence.seen
     age_ms = int(evidence.state["head_age_ms"][mine].min())
     missing = unreported_in_level(evidence, situation.processes, situation.graph)
-    silent = np.unique(evidence.member_rank[missing])
+    silent = distinct(evidence.member_rank[missing])
     comm = int(evidence.comm_of[missing][0]) if len(silent) else int(np.flatnonzero(level)[0])
     policy = situation.policy
     if age_ms < policy.backstop_s * 1000 or situation.processes.gated.any():

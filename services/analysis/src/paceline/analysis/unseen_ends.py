@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.analysis.arrays import common, without
 from paceline.analysis.evidence import Ints, JobEvidence, Mask, take_columns
 from paceline.analysis.pairs import complete_pages, hidden_completion
 from paceline.analysis.processes import Processes
@@ -101,8 +102,8 @@ def stopped_beside(evidence: JobEvidence, graph: WaitGraph, ranks: Ints, age_ms:
     youngest = np.minimum.reduceat(np.where(others, ages, _NEVER), evidence.offsets[:-1])
     still = graph.collectives.level & (youngest >= age_ms) & (youngest < _NEVER)
     moving = graph.collectives.level & (youngest < age_ms)
-    stopped = np.intersect1d(ranks, rank[mine & still[comm_of]])
-    return np.setdiff1d(stopped, rank[mine & moving[comm_of]])
+    stopped = common(ranks, rank[mine & still[comm_of]])
+    return without(stopped, rank[mine & moving[comm_of]])
 
 
 def unreported_in_level(evidence: JobEvidence, processes: Processes, graph: WaitGraph) -> Mask:

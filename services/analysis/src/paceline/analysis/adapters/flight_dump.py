@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.analysis.adapters.functions import function_of
+from paceline.analysis.adapters.pickle_layout import AlikeRows
 from paceline.analysis.adapters.pickle_rows import PickledRows
 from paceline.analysis.facts import FlightDump, Group, Origin, Speaker, Work
 from paceline.analysis.facts.progress import FLIGHT_ENTRY
@@ -41,7 +42,8 @@ _LAST_NUMBER = re.compile(r"(\d{1,7})\D*$")
 _SUFFIXES = (".json", ".pickle", ".pkl", ".bin", ".dump", ".txt", ".gz", ".bz2", ".xz", ".pt", ".trace")
 _works: dict[bytes, Work] = {}
 _Ints = npt.NDArray[np.int64]
-Entries = list[dict[str, Any]] | PickledRows
+Rows = PickledRows | AlikeRows  # entries that were never built
+Entries = list[dict[str, Any]] | Rows
 
 
 class OddRowsError(ValueError):
@@ -59,7 +61,7 @@ def is_dump(record: Any) -> bool:
 
 
 def read_dump(
-    name: str, record: dict[str, Any], notes: tuple[str, ...] = (), rows: PickledRows | None = None
+    name: str, record: dict[str, Any], notes: tuple[str, ...] = (), rows: Rows | None = None
 ) -> FlightDump:
     """The dump in file `name`; `rows` instead of its entries where they were read as columns.
 
@@ -237,7 +239,7 @@ def _entry_columns(
     return columns, list(first.values()), np.array([index[call] for call in calls], np.int32), entries
 
 
-def _row_columns(rows: PickledRows) -> tuple[dict[str, _Ints], list[int], npt.NDArray[np.int32]]:
+def _row_columns(rows: Rows) -> tuple[dict[str, _Ints], list[int], npt.NDArray[np.int32]]:
     """The same of rows that were never built."""
     if len(rows) > ENTRIES_MAX:
         raise OddRowsError

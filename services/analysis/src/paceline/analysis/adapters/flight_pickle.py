@@ -5,7 +5,8 @@ from typing import Any
 
 from paceline.analysis.adapters.flight_dump import OddRowsError, is_dump, read_dump
 from paceline.analysis.adapters.model import Document, UnusableInput
-from paceline.analysis.adapters.pickle_rows import read_rows
+from paceline.analysis.adapters.pickle_layout import AlikeRows, remember, rows_alike
+from paceline.analysis.adapters.pickle_rows import PickledRows, find_entries, read_rows, words_before
 from paceline.analysis.adapters.plain_pickle import PICKLE_BYTES_MAX, is_pickle, load_plain
 from paceline.analysis.facts import Fact
 
@@ -20,7 +21,7 @@ class FlightPickles:
 
     def read(self, document: Document) -> Iterator[Fact]:
         content = document.content
-        found = read_rows(content) if len(content) <= PICKLE_BYTES_MAX else None
+        found = _rows(content) if len(content) <= PICKLE_BYTES_MAX else None
         if found is not None:
             record, whole = _without_entries(document.name, found[0])
             if whole and is_dump(record):
@@ -36,6 +37,24 @@ class FlightPickles:
             raise UnusableInput(f"{document.name} is a pickle and no Flight Recorder dump: not read")
         notes = () if whole else ("the file is cut; the entries before the cut were read",)
         yield read_dump(document.name, record, notes)
+
+
+def _rows(content: bytes) -> tuple[bytes, PickledRows | AlikeRows] | None:
+    """(the pickle without its entries, the entries) where they need not be built one by one."""
+    begin = find_entries(content)
+    if begin < 0:
+        return None
+    try:
+        words = words_before(content, begin)
+    except UnicodeDecodeError:
+        return None
+    alike = rows_alike(content, begin, words)
+    if alike is not None:
+        return alike
+    found = read_rows(content, begin, words)
+    if found is not None:
+        remember(found[1], begin, int(found[1].ends[-1]))
+    return found
 
 
 def _without_entries(name: str, content: bytes) -> tuple[Any, bool]:

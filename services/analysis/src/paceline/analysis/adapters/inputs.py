@@ -3,14 +3,9 @@
 Nothing is unpacked to disk. Compressed data is read up to a bound, so that a bomb ends as a cut file.
 """
 
-import bz2
-import gzip
 import io
-import lzma
 import os
 import sys
-import tarfile
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +19,13 @@ DEPTH_MAX = 4  # containers inside containers: an incident's bundle holds archiv
 STDIN = "-"
 _GZIP, _BZIP2, _XZ, _ZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"PK\x03\x04"
 _TAR_AT = 257
+_UNPACKERS = (
+    "tarfile",
+    "zipfile",
+    "lzma",
+    "_lzma",
+    "zlib",
+)  # imported for archives only; errors of their own
 
 
 @dataclass
@@ -115,21 +117,33 @@ def _opened(name: str, stream: IO[bytes], size: int, depth: int, skipped: Skippe
             yield from _zip(name, buffered, depth, skipped)
         else:
             yield Source(name, buffered, size)
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
+        skipped.add(name, f"damaged or cut: {error}")
+    except Exception as error:
+        if type(error).__module__ not in _UNPACKERS:
+            raise
         skipped.add(name, f"damaged or cut: {error}")
 
 
 def _decompressor(head: bytes):  # type: ignore[no-untyped-def]
     if head.startswith(_GZIP):
+        import gzip
+
         return lambda stream: gzip.GzipFile(fileobj=stream)
     if head.startswith(_BZIP2):
+        import bz2
+
         return bz2.BZ2File
     if head.startswith(_XZ):
+        import lzma
+
         return lzma.LZMAFile
     return None
 
 
 def _tar(name: str, stream: IO[bytes], depth: int, skipped: Skipped) -> Iterator[Source]:
+    import tarfile
+
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             inner = archive.extractfile(member) if member.isfile() else None
@@ -138,6 +152,8 @@ def _tar(name: str, stream: IO[bytes], depth: int, skipped: Skipped) -> Iterator
 
 
 def _zip(name: str, stream: IO[bytes], depth: int, skipped: Skipped) -> Iterator[Source]:
+    import zipfile
+
     seekable = stream if stream.seekable() else io.BytesIO(stream.read(DOCUMENT_BYTES_MAX))
     with zipfile.ZipFile(seekable) as archive:
         for info in archive.infolist():

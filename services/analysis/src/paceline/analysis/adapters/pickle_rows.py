@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.analysis.arrays import distinct
+
 ROWS_MIN = 64  # of fewer the slow way is as fast
 FORMS_MAX = 512  # of one dump
 _FORMS_KEPT_MAX = 64  # of one length, across dumps
@@ -62,6 +64,7 @@ class _Form:
     items: dict[str, _Item]
     memo_at: npt.NDArray[np.bool_]  # bytes of memo indices that say nothing
     defines: bool  # it has words of its own, so it is that of one entry
+    references: tuple[tuple[int, int], ...]  # place and width of each memo index, keys included
     marks: tuple[tuple[str, ...], _Ints, npt.NDArray[np.uint64], npt.NDArray[np.uint64]] | None = None
 
     def matches(self, rows: _Bytes) -> npt.NDArray[np.bool_]:
@@ -98,6 +101,7 @@ class PickledRows:
     starts: _Ints
     ends: _Ints
     memo: dict[int, str]
+    before: dict[int, str]  # the part of `memo` that stands before the entries
     forms: list[tuple[_Form, _Ints, _Bytes]] = field(default_factory=list)  # form, numbers of rows, rows
     made: dict[int, dict[str, Any]] = field(default_factory=dict)
     marks: dict[int, int] = field(default_factory=dict)
@@ -164,22 +168,28 @@ class PickledRows:
         return found
 
 
-def read_rows(content: bytes) -> tuple[bytes, PickledRows] | None:
-    """(the pickle without its entries, the entries), or None where they must be read the slow way."""
+def find_entries(content: bytes) -> int:
+    """Where the first entry of a dump begins, -1 where it is not written as it is read here."""
     key = content.find(_ENTRIES)
     if key < 0 or content[:2] != b"\x80\x02":
-        return None
+        return -1
     opened = _OPENS.search(content, key + len(_ENTRIES), key + len(_ENTRIES) + 16)
-    if opened is None:
-        return None
+    return -1 if opened is None else opened.end()
+
+
+def read_rows(content: bytes, begin: int, words: dict[int, str]) -> tuple[bytes, PickledRows] | None:
+    """(the pickle without its entries, the entries), or None where they must be read the slow way.
+
+    `begin` is where the first entry does, `words` are those of `words_before`.
+    """
     try:
-        return _read(content, opened.end())
+        return _read(content, begin, words)
     except (_OddError, StopIteration, IndexError, KeyError, TypeError, ValueError, UnicodeDecodeError):
         return None
 
 
-def _read(content: bytes, begin: int) -> tuple[bytes, PickledRows] | None:
-    memo = _words_before(content, begin)
+def _read(content: bytes, begin: int, words: dict[int, str]) -> tuple[bytes, PickledRows] | None:
+    memo = dict(words)
     form, _, end = _walk_form(content, begin, memo)
     first_key = form.keys[0][0]
     refers = b"h" + bytes([first_key]) if first_key < 256 else b"j" + first_key.to_bytes(4, "little")
@@ -192,7 +202,7 @@ def _read(content: bytes, begin: int) -> tuple[bytes, PickledRows] | None:
         raise _OddError
     last_end = _walk_form(content, later[-1], memo)[2]
     ends = np.array([*later, last_end], np.int64)
-    rows = PickledRows(content, starts, ends, memo)
+    rows = PickledRows(content, starts, ends, memo, words)
     _sort_by_form(rows, np.frombuffer(content, np.uint8))
     return content[:begin] + content[last_end:], rows
 
@@ -200,7 +210,7 @@ def _read(content: bytes, begin: int) -> tuple[bytes, PickledRows] | None:
 def _sort_by_form(rows: PickledRows, data: _Bytes) -> None:
     """Give every row its form. Raises `_OddError` for one that has none, or for too many forms."""
     lengths = rows.ends - rows.starts
-    for length in np.unique(lengths).tolist():
+    for length in distinct(lengths).tolist():
         if length > ROW_BYTES_MAX:
             raise _OddError
         left = np.flatnonzero(lengths == length)
@@ -232,8 +242,8 @@ def _take(rows: PickledRows, form: _Form, left: _Ints, block: _Bytes) -> tuple[_
     return left[~fits], block[~fits]
 
 
-def _words_before(content: bytes, end: int) -> dict[int, str]:
-    """Words that the part before the entries has put into the memo."""
+def words_before(content: bytes, end: int) -> dict[int, str]:
+    """Words that the part before the entries has put into the memo. Raises UnicodeDecodeError."""
     memo: dict[int, str] = {}
     at = 0
     while (at := content.find(b"X", at, end)) >= 0:
@@ -274,7 +284,8 @@ def _walk_form(data: bytes, begin: int, memo: dict[int, str]) -> tuple[_Form, di
     memo_at = np.zeros(len(fixed), np.bool_)
     for at, width in puts:
         memo_at[at - begin : at - begin + width] = True
-    form = _Form(fixed, shown & fixed, tuple(keys), fields, memo_at, defines)
+    references = tuple((item.at - begin, item.width) for item in items if item.refers)
+    form = _Form(fixed, shown & fixed, tuple(keys), fields, memo_at, defines, references)
     return form, {name: item.value for name, item in values.items()}, end
 
 
@@ -312,6 +323,10 @@ def _machine(
             stack.append(_Item(value, here, at + 2 + width, at + 2, width, True))
             numbers.append(stack[-1])
             at += 2 + width
+        elif op == 0x47:  # a float: only durations are
+            stack.append(_Item(0.0, here, at + 9, at + 1, 8))
+            numbers.append(stack[-1])
+            at += 9
         elif op in (0x68, 0x6A):  # a reference
             width = 1 if op == 0x68 else 4
             index = int.from_bytes(data[at + 1 : at + 1 + width], "little")
@@ -401,9 +416,10 @@ def _close(op: int, stack: list[_Item], marks: list[int], at: int) -> None:
         raise _OddError
     outer = len(stack) == 1 and not marks
     for key, value in zip(parts[::2], parts[1::2], strict=True):
-        if not isinstance(key.value, str):
+        if isinstance(key.value, str):
+            target.value[key.value] = (key, value) if outer else value.value
+        elif outer:  # inside stacks a key may be a word of an entry that is walked later
             raise _OddError
-        target.value[key.value] = (key, value) if outer else value.value
 
 
 def _integers(rows: _Bytes, item: _Item) -> _Ints:

@@ -4,10 +4,10 @@ import json
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import IO
+from typing import IO, TypeVar
 
 from paceline.analysis.adapters.inputs import FILE_BYTES_MAX, Skipped, Source, find_sources
 from paceline.analysis.adapters.model import (
@@ -20,11 +20,11 @@ from paceline.analysis.adapters.model import (
     LineAdapter,
     UnusableInput,
 )
-from paceline.analysis.adapters.prefixes import read_line
 from paceline.analysis.facts import Fact, Line, Origin, Speaker
 
 FACTS_MAX = 2_000_000
 DOCUMENT_TEXT_MAX = 64 << 20  # a text larger than this is a log, whatever its head looks like
+Made = TypeVar("Made")
 _HEAD_BYTES = 65_536
 _JSON_LOOK_MAX = 16 << 20
 _RANK_IN_NAME = re.compile(r"(?:^|[/_.-])(?:rank|task|worker)[_-]?(\d{1,6})(?=$|[/_.-])", re.IGNORECASE)
@@ -61,12 +61,22 @@ class Reading:
         return found
 
 
+class Later(Iterable[Made]):
+    """Adapters that are made, one after the other, each time somebody goes through them."""
+
+    def __init__(self, make: Callable[[], Iterator[Made]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Made]:
+        return self._make()
+
+
 @dataclass(frozen=True)
 class Adapters:
     """What can be read; the order is that of asking."""
 
-    documents: Sequence[DocumentAdapter]
-    lines: Sequence[LineAdapter]
+    documents: Iterable[DocumentAdapter]
+    lines: Iterable[LineAdapter]
 
 
 def read_inputs(
@@ -142,7 +152,10 @@ def _lines_of(stream: IO[bytes], reading: Reading) -> Iterator[bytes]:
 
 def _read_lines(name: str, raw: Iterator[bytes], adapters: Adapters, reading: Reading) -> int:
     """Offers each line with a needle to the adapters that look for it."""
+    from paceline.analysis.adapters.prefixes import read_line
+
     hint, year = hint_of(name), time.gmtime().tm_year
+    asked = tuple(adapters.lines)
     found = 0
     waiting: deque[Line] = deque()
     numbered = enumerate(raw, 1)
@@ -157,7 +170,7 @@ def _read_lines(name: str, raw: Iterator[bytes], adapters: Adapters, reading: Re
         line = waiting.popleft()
         fill()
         reading.lines += 1
-        for adapter in adapters.lines:
+        for adapter in asked:
             if any(needle in line.text for needle in adapter.needles):
                 found += reading.add(adapter.name, adapter.read(Block(line, waiting)))
     return found

@@ -11,6 +11,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from paceline.analysis.arrays import distinct
 from paceline.analysis.facts import FlightDump, Group, Work
 from paceline.contracts.codes import DType, Function
 
@@ -122,7 +123,7 @@ class Fold:
         calls = np.array([self._call(work) for work in dump.works], np.int32)
         collectives: dict[int, Collectives] = {}
         single = ~entries["is_p2p"]
-        for at in np.unique(entries["group"][single]).tolist():
+        for at in distinct(entries["group"][single]).tolist():
             rows = entries[single & (entries["group"] == at)]
             collectives[groups[at]] = self._collectives(rows, calls)
         pairs = self._pairs(dump, groups, calls) if not bool(single.all()) else {}

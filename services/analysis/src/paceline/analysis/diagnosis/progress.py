@@ -1,10 +1,8 @@
 """Progress on standard error while many files are read; only where a person looks at a terminal."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from paceline.analysis.adapters.inputs import Source
 from paceline.analysis.adapters.reading import Reading
@@ -16,12 +14,14 @@ NAME_CHARS_MAX = 40
 @contextmanager
 def watching(quiet: bool = False, cover: Callable[[str], str] = str) -> Iterator[Watch]:
     """The function that `read_inputs` calls before each file; `cover` changes the name that is shown."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet or not sys.stderr.isatty():
         yield lambda reading, source: None
         return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, refresh_per_second=5) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as progress:
         task = progress.add_task("reading")
 
         def watch(reading: Reading, source: Source) -> None:

@@ -1,0 +1,77 @@
+"""Adapters that read lines, in the order of asking."""
+
+from paceline.analysis.adapters.gloo import GlooFailures
+from paceline.analysis.adapters.host_fabric import NetworkPorts, PciSwitches
+from paceline.analysis.adapters.host_gpu import DeviceQueues, SmiSections
+from paceline.analysis.adapters.host_tables import BandwidthTables, ProcessTables
+from paceline.analysis.adapters.kernel_log import DeviceEvents, HostKills
+from paceline.analysis.adapters.launchers import (
+    CleanEnds,
+    KubernetesEnds,
+    LauncherStarts,
+    ObservedChildren,
+    RayEnds,
+    ShellEnds,
+    SlurmEnds,
+    WorldSizes,
+)
+from paceline.analysis.adapters.model import LineAdapter
+from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetwork, NcclSettings
+from paceline.analysis.adapters.nccl_ras import RasText
+from paceline.analysis.adapters.nccl_setup import NcclSetup
+from paceline.analysis.adapters.phases import Phases
+from paceline.analysis.adapters.process_errors import ProcessEnds, ProcessFaults
+from paceline.analysis.adapters.progress import Progress
+from paceline.analysis.adapters.rendezvous import Endpoints, StoreFailures
+from paceline.analysis.adapters.rows import JsonRows
+from paceline.analysis.adapters.stacks import Stacks
+from paceline.analysis.adapters.torch_reports import (
+    Barriers,
+    DesyncReports,
+    Mismatches,
+    ModelMismatches,
+    StalledTensors,
+)
+from paceline.analysis.adapters.torch_watchdog import GroupStatuses, WatchdogsStuck, WatchdogTimeouts
+
+LINES: tuple[LineAdapter, ...] = (
+    WatchdogTimeouts(),
+    GroupStatuses(),
+    WatchdogsStuck(),
+    Mismatches(),
+    ModelMismatches(),
+    StalledTensors(),
+    DesyncReports(),
+    Barriers(),
+    GlooFailures(),
+    NcclMembers(),
+    NcclCalls(),
+    NcclNetwork(),
+    NcclSettings(),
+    NcclSetup(),
+    RasText(),
+    DeviceEvents(),
+    HostKills(),
+    ProcessFaults(),
+    ProcessEnds(),
+    SlurmEnds(),
+    KubernetesEnds(),
+    RayEnds(),
+    CleanEnds(),
+    LauncherStarts(),
+    ShellEnds(),
+    ObservedChildren(),
+    WorldSizes(),
+    Endpoints(),
+    StoreFailures(),
+    Stacks(),
+    SmiSections(),
+    DeviceQueues(),
+    PciSwitches(),
+    NetworkPorts(),
+    BandwidthTables(),
+    ProcessTables(),
+    JsonRows(),
+    Progress(),
+    Phases(),
+)

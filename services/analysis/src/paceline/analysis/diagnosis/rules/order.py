@@ -1,0 +1,129 @@
+"""All rules in the order of asking: the first that answers decides (docs/diagnose.md).
+
+Machines, then ends and errors of processes, then who did not enter, who differs, what is stuck inside,
+what is slow, which setting, and at last: nothing wrong, or not decided.
+"""
+
+from paceline.analysis.diagnosis.case import Case
+from paceline.analysis.diagnosis.rules import (
+    agree,
+    calm,
+    counts,
+    differ,
+    ends,
+    enter,
+    hardware,
+    inside,
+    judged,
+    late,
+    live,
+    reports,
+    settings,
+    silence,
+    slow,
+    start,
+    steps,
+    throttle,
+)
+from paceline.analysis.diagnosis.rules.finding import Finding, Rule
+
+RULES: tuple[Rule, ...] = (
+    # machines
+    hardware.first_event,
+    hardware.device_fault,
+    # start
+    start.endpoints_differ,
+    differ.init_refused,
+    # ends and errors of processes
+    late.crossed_messages,
+    ends.killed,
+    ends.own_failure,
+    counts.unresponsive,
+    # who differs, who did not enter
+    agree.fingerprint,
+    agree.size_refused,
+    reports.desync_report,
+    reports.barrier_report,
+    enter.extra_call,
+    counts.drift,
+    late.long_phase,
+    counts.behind_in_counts,
+    judged.dumps,
+    agree.watchdogs,
+    judged.table,
+    enter.behind,
+    late.outside,
+    late.other_call,
+    # inside
+    start.key_not_set,
+    inside.port_events,
+    inside.completions,
+    inside.connects,
+    settings.stopped_first,
+    settings.odd_one_ahead,
+    settings.device_missing,
+    differ.adapters_differ,
+    inside.everybody_inside,
+    silence.gloo_late,
+    silence.silent,
+    calm.finished,
+    silence.stuck_watchdog,
+    ends.connection_closed,
+    ends.ended_alone,
+    start.init_stands,
+    start.not_joined,
+    settings.acs_hang,
+    # slow
+    steps.collections,
+    settings.clock_writes,
+    steps.queued_tail,
+    slow.measured_rows,
+    throttle.slowed_device,
+    throttle.slow_pair,
+    settings.acs_slow,
+    differ.port_counters,
+    differ.version_slow,
+    settings.bandwidth_collapse,
+    settings.spinning,
+    # nothing wrong
+    counts.one_apart,
+    calm.announced,
+    calm.cancelled,
+    calm.steady,
+    judged.dumps_undecided,
+)
+
+
+# What says so itself: of a bundle only some nodes' files are there, so silence means nothing in them.
+OUTSPOKEN: tuple[Rule, ...] = (
+    hardware.first_event,
+    hardware.device_fault,
+    start.endpoints_differ,
+    differ.init_refused,
+    ends.killed,
+    ends.own_failure,
+    agree.fingerprint,
+    agree.size_refused,
+    reports.desync_report,
+    reports.barrier_report,
+    judged.dumps,
+    inside.port_events,
+    inside.completions,
+)
+
+
+def decide_in_order(case: Case) -> Finding:
+    """The finding of the first rule that has one; live evidence is judged again before all of them, and
+    the files beside it add what they say themselves."""
+    found = live.judged_again(case)
+    if found is not None:
+        return live.add_files(case, found, _first(OUTSPOKEN, case))
+    return _first(RULES, case) or calm.undecided(case)
+
+
+def _first(rules: tuple[Rule, ...], case: Case) -> Finding | None:
+    for rule in rules:
+        finding = rule(case)
+        if finding is not None:
+            return finding
+    return None
