@@ -43,7 +43,7 @@ def test_mutated_documents_never_raise_and_end_in_time() -> None:
     assert findings.facts > 10
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS.lines, ids=lambda adapter: adapter.name)
+@pytest.mark.parametrize("adapter", tuple(ADAPTERS.lines), ids=lambda adapter: adapter.name)
 def test_an_adapter_keeps_nothing_of_what_it_has_read(adapter: LineAdapter) -> None:
     seeds = [seed for seed in line_seeds() if any(needle in seed for needle in adapter.needles)]
     assert kept_bytes(adapter, random.Random(22), seeds, lines=60) < GROWTH_BYTES_MAX

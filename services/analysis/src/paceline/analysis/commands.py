@@ -57,17 +57,15 @@ def add_diagnose(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
 def run_diagnose(arguments: argparse.Namespace) -> int:
     """0 answered, 3 inconclusive, 2 where nothing could be read or written."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy comes: nothing here multiplies matrices
-    from paceline.analysis.adapters.catalog import ADAPTERS
     from paceline.analysis.adapters.model import UnusableInput
-    from paceline.analysis.adapters.reading import read_inputs
     from paceline.analysis.diagnosis.attempts import split_attempts
     from paceline.analysis.diagnosis.progress import watching
-    from paceline.analysis.diagnosis.run import answer
+    from paceline.analysis.diagnosis.run import answer, read
 
     redactor = _redactor() if arguments.redact else None
     try:
         with watching(arguments.quiet or redactor is not None) as watch:
-            reading = read_inputs(arguments.paths, ADAPTERS, watch)
+            reading = read(arguments.paths, watch)
             if not reading.facts:
                 raise UnusableInput(_nothing_found(reading))
             cases = split_attempts(reading.facts)

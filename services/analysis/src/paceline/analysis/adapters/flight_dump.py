@@ -91,8 +91,9 @@ def read_dump(
     own_state(table, backend, names)
     if backend != "nccl":
         _reopen_failed(table, groups, status)
-    order = np.argsort(table["record"], kind="stable")
-    if bool((np.diff(table["record"]) < 0).any()):
+    order: _Ints | None = None
+    if bool((table["record"][1:] < table["record"][:-1]).any()):
+        order = np.argsort(table["record"], kind="stable")
         table = table[order]
     is_open = table["state"] < COMPLETED
     oldest_record, newest_record = (
@@ -101,7 +102,9 @@ def read_dump(
     gaps = max(newest_record - oldest_record + 1 - len(table), 0)
     busy = any(enqueued > 0 for enqueued, _, _ in status.values())
     only_active = bool(is_open.all()) and (gaps > 0 or oldest_record > 0 or (len(table) == 0 and busy))
-    oldest = int(order[np.argmax(is_open)]) if is_open.any() else -1
+    oldest = int(np.argmax(is_open)) if is_open.any() else -1
+    if order is not None and oldest >= 0:
+        oldest = int(order[oldest])
     rank = _own_rank(name, groups, group_of, entries, columns["is_p2p"])
     return FlightDump(
         origin=Origin(name),
@@ -429,7 +432,7 @@ def _own_rank(
             return ranks[int(ends[1])]
     rank = rank_in_name(name)
     known = [group.ranks for group in groups if group.ranks]
-    if rank is not None and all(rank in ranks for ranks in known):
+    if rank is not None and all(ranks[rank : rank + 1] == (rank,) or rank in ranks for ranks in known):
         return rank
     common = set(known[0]).intersection(*known) if known else set()
     return common.pop() if len(common) == 1 else rank

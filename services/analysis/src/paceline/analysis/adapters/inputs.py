@@ -51,7 +51,10 @@ class Source:
 
     def read_all(self) -> bytes:
         """Up to DOCUMENT_BYTES_MAX bytes. Raises `UnusableInput` where there are more."""
-        content = self.stream.read(DOCUMENT_BYTES_MAX + 1)
+        size = min(self.size, DOCUMENT_BYTES_MAX)
+        content = self.stream.read(size + 1)  # of what it says it is: a larger piece is claimed first
+        if len(content) > size:
+            content += self.stream.read(DOCUMENT_BYTES_MAX + 1 - len(content))
         if len(content) > DOCUMENT_BYTES_MAX:
             raise UnusableInput(f"{self.name} is larger than {DOCUMENT_BYTES_MAX >> 20} MiB and no log")
         return content

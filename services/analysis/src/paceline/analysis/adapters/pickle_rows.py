@@ -25,14 +25,17 @@ _VALUES_KEPT_MAX = 65_536
 ROW_BYTES_MAX = 65_536
 _ENTRIES = b"X\x07\x00\x00\x00entries"
 _MEMO = rb"(?:q.|r..[\x00-\x0f]\x00)?"
+_REFERENCES = re.compile(rb"\]\((?:h.|j....)+e", re.DOTALL)  # a list of words or frames that stand elsewhere
 _OPENS = re.compile(rb"\]" + _MEMO + rb"\((?=\})", re.DOTALL)
 _INTEGERS = {0x4B: (1, False), 0x4D: (2, False), 0x4A: (4, True)}  # K M J: bytes, signed
+_NUMERIC = frozenset((*_INTEGERS, 0x8A, 0x47))
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}
 _WHOLE: dict[tuple[int, bool], np.dtype[Any]] = {
     (1, False): np.dtype("u1"), (2, False): np.dtype("<u2"), (4, False): np.dtype("<u4"),
     (4, True): np.dtype("<i4"), (8, True): np.dtype("<i8"),
 }  # fmt: skip
 _BATCH = b"e("  # Python writes lists in parts of a thousand
+_Place = tuple[int, int]  # first byte and width
 _Bytes = npt.NDArray[np.uint8]
 _Ints = npt.NDArray[np.int64]
 
@@ -41,7 +44,7 @@ class _OddError(Exception):
     """Not the form that is read here."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Item:
     """One value on the stack: where its number or reference stands, and the bytes of it all."""
 
@@ -64,7 +67,7 @@ class _Form:
     items: dict[str, _Item]
     memo_at: npt.NDArray[np.bool_]  # bytes of memo indices that say nothing
     defines: bool  # it has words of its own, so it is that of one entry
-    references: tuple[tuple[int, int], ...]  # place and width of each memo index, keys included
+    references: tuple[tuple[int, int], ...]  # place and width of each memo index, but for the keys
     marks: tuple[tuple[str, ...], _Ints, npt.NDArray[np.uint64], npt.NDArray[np.uint64]] | None = None
 
     def matches(self, rows: _Bytes) -> npt.NDArray[np.bool_]:
@@ -260,7 +263,7 @@ def words_before(content: bytes, end: int) -> dict[int, str]:
 
 def _walk_form(data: bytes, begin: int, memo: dict[int, str]) -> tuple[_Form, dict[str, Any], int]:
     """The form of the entry at `begin`, its values, and where it ends."""
-    items, values, end, puts, keys, defines = _machine(data, begin, memo)
+    items, values, end, puts, keys, defines, listed = _machine(data, begin, memo)
     shown = np.frombuffer(data, np.uint8, end - begin, begin)
     rest = data[end : end + 2] == _BATCH and begin == 0
     fixed = np.full(end - begin + (2 if rest else 0), 255, np.uint8)
@@ -268,7 +271,7 @@ def _walk_form(data: bytes, begin: int, memo: dict[int, str]) -> tuple[_Form, di
         shown = np.frombuffer(data, np.uint8, end - begin + 2, begin)
     for item in items:
         fixed[item.at - begin : item.at - begin + item.width] = 0
-    for at, width in puts:
+    for at, width in (*puts, *listed):
         fixed[at - begin : at - begin + width] = 0
     fields: dict[str, _Item] = {}
     for name, item in values.items():
@@ -284,7 +287,10 @@ def _walk_form(data: bytes, begin: int, memo: dict[int, str]) -> tuple[_Form, di
     memo_at = np.zeros(len(fixed), np.bool_)
     for at, width in puts:
         memo_at[at - begin : at - begin + width] = True
-    references = tuple((item.at - begin, item.width) for item in items if item.refers)
+    references = (
+        *((item.at - begin, item.width) for item in items if item.refers),
+        *((at - begin, width) for at, width in listed),
+    )
     form = _Form(fixed, shown & fixed, tuple(keys), fields, memo_at, defines, references)
     return form, {name: item.value for name, item in values.items()}, end
 
@@ -295,12 +301,14 @@ def _walk(data: bytes, begin: int, memo: dict[int, str]) -> dict[str, Any]:
 
 def _machine(
     data: bytes, begin: int, memo: dict[int, str]
-) -> tuple[list[_Item], dict[str, _Item], int, list[tuple[int, int]], list[tuple[int, str]], bool]:
-    """Walk one dictionary: its numbers, values, end, places of memo indices, keys, whether words are new.
+) -> tuple[list[_Item], dict[str, _Item], int, list[_Place], list[tuple[int, str]], bool, list[_Place]]:
+    """Walk one dictionary: its numbers, values, end, places of memo indices, keys, whether words are new,
+    and places of references in lists of nothing else.
 
     A reference to what is no word is None: stacks refer to dictionaries of other entries.
     """
     numbers: list[_Item] = []
+    listed: list[_Place] = []
     puts: list[tuple[int, int]] = []
     defines = False
     stack: list[_Item] = []
@@ -309,24 +317,10 @@ def _machine(
     while True:
         op = data[at]
         here = at
-        if op in _INTEGERS:
-            width, signed = _INTEGERS[op]
-            value = int.from_bytes(data[at + 1 : at + 1 + width], "little", signed=signed)
-            stack.append(_Item(value, here, at + 1 + width, at + 1, width, signed))
+        if op in _NUMERIC:
+            stack.append(_number_at(data, at))
             numbers.append(stack[-1])
-            at += 1 + width
-        elif op == 0x8A:
-            width = data[at + 1]
-            if not 0 < width <= 8:
-                raise _OddError
-            value = int.from_bytes(data[at + 2 : at + 2 + width], "little", signed=True)
-            stack.append(_Item(value, here, at + 2 + width, at + 2, width, True))
-            numbers.append(stack[-1])
-            at += 2 + width
-        elif op == 0x47:  # a float: only durations are
-            stack.append(_Item(0.0, here, at + 9, at + 1, 8))
-            numbers.append(stack[-1])
-            at += 9
+            at = stack[-1].end
         elif op in (0x68, 0x6A):  # a reference
             width = 1 if op == 0x68 else 4
             index = int.from_bytes(data[at + 1 : at + 1 + width], "little")
@@ -353,6 +347,11 @@ def _machine(
             puts.append((at + 1, width))
             at += 1 + width
             stack[-1].end = at
+        elif op == 0x5D and (found := _REFERENCES.match(data, at)):
+            at = found.end()
+            listed += (places := _listed(data, here + 2, at - 1))
+            words = [memo.get(int.from_bytes(data[p : p + w], "little")) for p, w in places]
+            stack.append(_Item(words, here, at))
         elif op in b"}](":
             at += 1
             if op == 0x28:
@@ -368,8 +367,33 @@ def _machine(
             raise _OddError
         if at - begin > ROW_BYTES_MAX:
             raise _OddError
-    found, keys, key_items = _fields(data, begin, stack[0].value, memo)
-    return [item for item in numbers if id(item) not in key_items], found, at, puts, keys, defines
+    fields, keys, key_items = _fields(data, begin, stack[0].value, memo)
+    return [item for item in numbers if id(item) not in key_items], fields, at, puts, keys, defines, listed
+
+
+def _number_at(data: bytes, at: int) -> _Item:
+    op = data[at]
+    if op == 0x47:  # a float: only durations are
+        return _Item(0.0, at, at + 9, at + 1, 8)
+    first = at + 1
+    if op == 0x8A:
+        first, width, signed = at + 2, data[at + 1], True
+        if not 0 < width <= 8:
+            raise _OddError
+    else:
+        width, signed = _INTEGERS[op]
+    value = int.from_bytes(data[first : first + width], "little", signed=signed)
+    return _Item(value, at, first + width, first, width, signed)
+
+
+def _listed(data: bytes, at: int, end: int) -> list[_Place]:
+    """Places of the memo indices of references that follow each other."""
+    places = []
+    while at < end:
+        width = 1 if data[at] == 0x68 else 4
+        places.append((at + 1, width))
+        at += 1 + width
+    return places
 
 
 def _fields(

@@ -47,6 +47,7 @@ class Reading:
     facts_dropped: int = 0
     sources: Counter[str] = field(default_factory=Counter)  # adapter name: facts
     unread: list[str] = field(default_factory=list)  # files in which nothing was recognised; bounded
+    reduce: Callable[[Fact], Fact] = lambda fact: fact  # makes facts smaller before they are kept
 
     def add(self, adapter: str, facts: Iterator[Fact]) -> int:
         before = len(self.facts)
@@ -54,7 +55,7 @@ class Reading:
             if len(self.facts) >= FACTS_MAX:
                 self.facts_dropped += 1
             else:
-                self.facts.append(fact)
+                self.facts.append(self.reduce(fact))
         found = len(self.facts) - before
         if found:
             self.sources[adapter] += found
@@ -83,12 +84,14 @@ def read_inputs(
     paths: Sequence[str],
     adapters: Adapters,
     watch: Callable[[Reading, Source], None] = lambda reading, source: None,
+    reduce: Callable[[Fact], Fact] = lambda fact: fact,
 ) -> Reading:
-    """Facts of every file below `paths`; `watch` is called before each file, for progress.
+    """Facts of every file below `paths`; `watch` is called before each file, for progress, `reduce` with
+    each fact before it is kept.
 
     Raises `UnusableInput` where a path does not exist or no input could be opened at all.
     """
-    reading = Reading()
+    reading = Reading(reduce=reduce)
     for source in find_sources(paths, reading.skipped):
         watch(reading, source)
         reading.files += 1

@@ -5,18 +5,22 @@ counts, so that ten thousand dumps fit into a few hundred megabytes whatever ord
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.analysis.arrays import distinct
-from paceline.analysis.facts import FlightDump, Group, Work
+from paceline.analysis.facts import Fact, FlightDump, Group, Work
 from paceline.contracts.codes import DType, Function
 
 OPEN_KEPT_MAX = 32  # open collectives of one rank in one group
 PAIRS_KEPT_MAX = 4096  # peers of one rank
+KNOWN_MAX = 100_000  # groups that are looked up by identity
+HISTORIES_MAX = 4096  # sequences of calls that ranks share
+TABLE_BYTES_MAX = 64 << 20  # of whole tables, for pictures; of later dumps the newest entries stay
+NEWEST_KEPT = 16  # entries of each group
 _COMPLETED = 2
 _DTYPES = {
     "float": DType.FLOAT32, "double": DType.FLOAT64, "half": DType.FLOAT16, "bfloat16": DType.BFLOAT16,
@@ -90,32 +94,22 @@ class RankPart:
 
 
 @dataclass
-class Fold:
-    """All dumps so far."""
+class Tables:
+    """Calls and groups of a job, numbered in the order in which its dumps name them."""
 
     calls: list[Call] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    ranks: dict[int, RankPart] = field(default_factory=dict)
-    unranked: list[str] = field(default_factory=list)  # files without a rank
-    replaced: list[str] = field(default_factory=list)  # older dumps of a rank that has a newer one
     _call_of: dict[Work, int] = field(default_factory=dict)
     _signed: dict[int, int] = field(default_factory=dict)
     _group_of: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
+    _known: dict[tuple[str, int], tuple[tuple[int, ...], int]] = field(default_factory=dict)
     _joint: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _histories: dict[bytes, npt.NDArray[np.int32]] = field(default_factory=dict)
 
-    def add(self, dump: FlightDump) -> None:
-        """Take what is needed of `dump`; of two dumps of one rank the newer one counts."""
+    def part(self, dump: FlightDump) -> RankPart | None:
+        """What is needed of `dump`; None where it says no rank."""
         rank = dump.speaker.rank
-        if rank is None or rank < 0:
-            self.unranked.append(dump.origin.file)
-            return
-        part = self._read(rank, dump)
-        other = self.ranks.get(rank)
-        if other is not None:
-            self.replaced.append(part.file if other.newest_ns > part.newest_ns else other.file)
-            if other.newest_ns > part.newest_ns:
-                return
-        self.ranks[rank] = part
+        return None if rank is None or rank < 0 else self._read(rank, dump)
 
     def _read(self, rank: int, dump: FlightDump) -> RankPart:
         entries = dump.entries
@@ -150,12 +144,25 @@ class Fold:
         )
 
     def _number(self, group: Group) -> int:
+        same = (group.name, id(group.ranks))  # to look up long member lists by their content takes long
+        known = self._known.get(same)
+        if known is not None:
+            return known[1]
         key = (group.name, group.ranks)
         found = self._group_of.get(key)
         if found is None:
             found = self._group_of[key] = len(self.groups)
             self.groups.append(group)
+        if len(self._known) < KNOWN_MAX:
+            self._known[same] = (group.ranks, found)  # which keeps the list, so that its identity stays
         return found
+
+    def _history(self, calls: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """One array for all ranks that made the same calls."""
+        key = calls.tobytes()
+        if len(self._histories) < HISTORIES_MAX:
+            return self._histories.setdefault(key, calls)
+        return self._histories.get(key, calls)
 
     def _call(self, work: Work) -> int:
         found = self._call_of.get(work)
@@ -207,7 +214,7 @@ class Fold:
         completed = int(sequence[head]) - 1 if head < len(sequence) else high
         return Collectives(
             range(low, high + 1) if dense else sequence.copy(),
-            call.astype(np.int32),
+            self._history(call.astype(np.int32)),
             high,
             completed,
             head,
@@ -245,12 +252,89 @@ class Fold:
         return found
 
 
+@dataclass
+class Fold:
+    """All dumps so far."""
+
+    tables: Tables = field(default_factory=Tables)
+    ranks: dict[int, RankPart] = field(default_factory=dict)
+    unranked: list[str] = field(default_factory=list)  # files without a rank
+    replaced: list[str] = field(default_factory=list)  # older dumps of a rank that has a newer one
+
+    @property
+    def calls(self) -> list[Call]:
+        return self.tables.calls
+
+    @property
+    def groups(self) -> list[Group]:
+        return self.tables.groups
+
+    def add(self, dump: FlightDump) -> None:
+        """Take what is needed of `dump`; of two dumps of one rank the newer one counts."""
+        part = dump.folded.part if isinstance(dump.folded, Folded) else self.tables.part(dump)
+        if part is None:
+            self.unranked.append(dump.origin.file)
+            return
+        other = self.ranks.get(part.rank)
+        if other is not None:
+            self.replaced.append(part.file if other.newest_ns > part.newest_ns else other.file)
+            if other.newest_ns > part.newest_ns:
+                return
+        self.ranks[part.rank] = part
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """A dump that was folded when it was read, with the tables of all dumps that were read with it."""
+
+    tables: Tables
+    part: RankPart
+
+
+class FoldAsRead:
+    """Folds each dump when it is read and lets its table go where they become too many.
+
+    So ten thousand dumps take a few hundred megabytes, in whatever order and beside whatever logs.
+    """
+
+    def __init__(self, table_bytes_max: int = TABLE_BYTES_MAX) -> None:
+        self._tables = Tables()
+        self._left = table_bytes_max
+
+    def __call__(self, fact: Fact) -> Fact:
+        if not isinstance(fact, FlightDump):
+            return fact
+        part = self._tables.part(fact)
+        if part is None:
+            return fact
+        self._left -= fact.entries.nbytes
+        entries = fact.entries if self._left >= 0 else _newest(fact.entries)
+        return replace(fact, folded=Folded(self._tables, part), entries=entries)
+
+
 def fold_dumps(dumps: Iterable[FlightDump]) -> Fold:
-    """All of `dumps`, which may be a generator: each is let go once it is read."""
-    fold = Fold()
+    """All of `dumps`, which may be a generator: each is let go once it is read.
+
+    Those that were folded as they were read must be of one reading: their numbers are those of its tables.
+    """
+    fold: Fold | None = None
     for dump in dumps:
+        if fold is None:
+            fold = Fold(dump.folded.tables) if isinstance(dump.folded, Folded) else Fold()
+        if isinstance(dump.folded, Folded) and dump.folded.tables is not fold.tables:
+            raise ValueError(f"{dump.origin.file} was read apart from the others")
         fold.add(dump)
-    return fold
+    return fold or Fold()
+
+
+def _newest(entries: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """The last entries of each group, with the last completed one."""
+    kept = np.zeros(len(entries), np.bool_)
+    for group in distinct(entries["group"]).tolist():
+        rows = np.flatnonzero(entries["group"] == group)
+        kept[rows[-NEWEST_KEPT:]] = True
+        kept[rows[entries["state"][rows] >= _COMPLETED][-1:]] = True
+    return entries[kept]
 
 
 def describe_call(work: Work) -> Call:

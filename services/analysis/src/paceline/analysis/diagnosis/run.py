@@ -8,12 +8,14 @@ from paceline.analysis.adapters.reading import Adapters, Reading, read_inputs
 from paceline.analysis.diagnosis.answer import Diagnosis, Seen
 from paceline.analysis.diagnosis.attempts import split_attempts
 from paceline.analysis.diagnosis.case import Case
+from paceline.analysis.diagnosis.flight_fold import FoldAsRead
 from paceline.analysis.diagnosis.rules import decide
 from paceline.analysis.diagnosis.rules.finding import Finding, complaining
 from paceline.analysis.facts import FlightDump
 from paceline.contracts.verdicts import VICTIMS_MAX, Coverage, VerdictClass
 
 NOTES_MAX = 50
+Watch = Callable[[Reading, Source], None]
 _EXPORTS = {
     "TORCH_FR_BUFFER_SIZE": "2000",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
@@ -23,16 +25,25 @@ _EXPORTS = {
 }
 
 
+def _unwatched(reading: Reading, source: Source) -> None:
+    """Nobody looks."""
+
+
 def diagnose(
     paths: Sequence[str],
-    watch: Callable[[Reading, Source], None] = lambda reading, source: None,
+    watch: Watch = _unwatched,
     adapters: Adapters = ADAPTERS,
 ) -> list[Diagnosis]:
     """One answer for each attempt, oldest first; the last is the main one.
 
     Raises `UnusableInput` where a path does not exist or nothing in it could be opened.
     """
-    return diagnose_reading(read_inputs(paths, adapters, watch))
+    return diagnose_reading(read(paths, watch, adapters))
+
+
+def read(paths: Sequence[str], watch: Watch = _unwatched, adapters: Adapters = ADAPTERS) -> Reading:
+    """Facts of every file below `paths`, in bounded memory however many dumps there are."""
+    return read_inputs(paths, adapters, watch, FoldAsRead())
 
 
 def diagnose_reading(reading: Reading) -> list[Diagnosis]:

@@ -145,3 +145,4 @@ class FlightDump(Fact):
     only_active: bool = False  # completed operations were left out, so absence of history says nothing
     timeout_ms: int | None = None  # of the oldest open operation
     notes: tuple[str, ...] = ()  # cut, entries that could not be read
+    folded: object | None = None  # by `diagnosis.flight_fold`: then `entries` may be the newest ones only
