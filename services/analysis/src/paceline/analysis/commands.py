@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ def add_diagnose(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
         "paths", nargs="+", metavar="PATH", help="files, folders, archives, or - for standard input"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object (docs/diagnose.md)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained page")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    parser.add_argument("--html", metavar="FILE", help="write a self-contained page")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument(
         "--redact", action="store_true", help="pseudonyms for hosts, users, paths and addresses"
     )
@@ -119,6 +118,7 @@ def run_collect(arguments: argparse.Namespace) -> int:
     """0 written, 1 written without any process, 2 not written."""
     import shutil
     import tempfile
+    from pathlib import Path
 
     from paceline.analysis.collect import Request, collect
     from paceline.analysis.collect.gather import default_name, signal_number
@@ -173,9 +173,10 @@ def _write_files(
     if redactor is not None:
         picture = redacted(picture, redactor)
     if arguments.html is not None:
-        arguments.html.write_text(make_page(diagnosis, picture), encoding="utf-8")
+        with open(arguments.html, "w", encoding="utf-8") as stream:
+            stream.write(make_page(diagnosis, picture))
     if arguments.trace is not None:
-        with arguments.trace.open("w", encoding="utf-8") as stream:
+        with open(arguments.trace, "w", encoding="utf-8") as stream:
             left_out = write_trace(stream, diagnosis, picture)
         if left_out:
             _say(f"the trace is cut: {left_out} events do not fit")

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -127,7 +126,7 @@ def read_dump(
 def rank_in_name(name: str) -> int | None:
     """`nccl_trace_rank_3`, `comm_lib_trace_rank_3.json`, `_dump_9`, `host-2_rank7.pkl`: the last number
     after "rank", else the last number of the file's name."""
-    stem = PurePosixPath(name.replace("\\", "/")).name
+    stem = name.replace("\\", "/").rstrip("/").rpartition("/")[2]
     while stem.lower().endswith(_SUFFIXES):
         stem = stem[: stem.rindex(".")]
     found = _RANK_IN_NAME.findall(stem)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from stat import S_ISREG
 from typing import IO
 
 from paceline.analysis.adapters.model import DOCUMENT_BYTES_MAX, UnusableInput
@@ -80,27 +80,29 @@ def _from_path(path: str, skipped: Skipped) -> Iterator[Source]:
     if path == STDIN:
         yield from _opened(STDIN, sys.stdin.buffer, 0, 0, skipped)
         return
-    place = Path(path)
-    if not place.exists():
+    if not os.path.exists(path):
         raise UnusableInput(f"{path} does not exist")
-    if place.is_dir():
-        for folder, folders, files in os.walk(place):
-            folders.sort()
-            for file in sorted(files, key=_natural):
-                yield from _from_file(Path(folder) / file, place, skipped)
-    else:
-        yield from _from_file(place, place.parent, skipped)
-
-
-def _from_file(path: Path, base: Path, skipped: Skipped) -> Iterator[Source]:
-    name = str(path.relative_to(base))
-    if not path.is_file():  # sockets, pipes, devices: reading one could wait for ever
-        skipped.add(name, "not a regular file")
+    if not os.path.isdir(path):
+        yield from _from_file(path, os.path.basename(path), skipped)
         return
+    place = path.rstrip("/") or "/"
+    for folder, folders, files in os.walk(place):
+        folders.sort()
+        below = folder[len(place) :].lstrip("/")
+        for file in sorted(files, key=_natural):
+            yield from _from_file(os.path.join(folder, file), os.path.join(below, file), skipped)
+
+
+def _from_file(path: str, name: str, skipped: Skipped) -> Iterator[Source]:
     try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
-            yield from _opened(name, stream, size, 0, skipped)
+        about = os.stat(path)
+        if not S_ISREG(about.st_mode):  # sockets, pipes, devices: reading one could wait for ever
+            skipped.add(name, "not a regular file")
+            return
+        with open(path, "rb") as stream:
+            yield from _opened(name, stream, about.st_size, 0, skipped)
+    except FileNotFoundError:  # a link to nothing, or gone since the folder was listed
+        skipped.add(name, "not a regular file")
     except OSError as error:
         skipped.add(name, error.strerror or str(error))
 
@@ -166,7 +168,8 @@ def _zip(name: str, stream: IO[bytes], depth: int, skipped: Skipped) -> Iterator
 
 
 def _strip(name: str) -> str:
-    return name[: -len(Path(name).suffix)] if Path(name).suffix in (".gz", ".bz2", ".xz") else name
+    stem, suffix = os.path.splitext(name)
+    return stem if suffix in (".gz", ".bz2", ".xz") else name
 
 
 def _natural(name: str) -> tuple[object, ...]:

@@ -8,7 +8,6 @@ hundred times its byte).
 
 import io
 import pickle
-import pickletools
 import re
 from itertools import islice
 from typing import Any
@@ -102,6 +101,8 @@ def _refuse_foreign(name: str, content: bytes, at: int) -> None:
 
 def _imports(content: bytes) -> list[str]:
     """What a pickle would import, by reading it only; at most four names."""
+    import pickletools
+
     found: list[str] = []
     words: list[str] = []
     try:
