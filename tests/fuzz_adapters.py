@@ -210,7 +210,9 @@ def fuzz_lines(
             try_block(Block(lines[0], lines[1 : LOOKAHEAD_LINES + 1]), findings)
 
 
-def try_block(block: Block, findings: Findings, adapters: Sequence[LineAdapter] = tuple(ADAPTERS.lines)) -> None:
+def try_block(
+    block: Block, findings: Findings, adapters: Sequence[LineAdapter] = tuple(ADAPTERS.lines)
+) -> None:
     findings.lines += 1
     for adapter in adapters:
         if not any(needle in block.line.text for needle in adapter.needles):

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 import pytest
 
 from paceline.contracts import agent_socket
-from paceline.contracts.cli import GROUP, CommandParser, build_parser, main, where_to_start
+from paceline.contracts.cli import DIRECT, GROUP, CommandParser, build_parser, main, where_to_start
 
 
 def add_echo(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -85,3 +85,34 @@ def test_socket_path_is_declared_or_below_the_runtime_folder(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert agent_socket.default_socket_path() == path
+
+
+def test_a_command_whose_start_counts_is_found_without_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "paceline.contracts.cli._whole_parser", lambda: pytest.fail("all commands were asked")
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["diagnose", "--help"])
+    assert ended.value.code == 0
+    assert main(["diagnose", "/no/such/folder"]) == 2
+
+
+def test_commands_found_by_name_are_those_of_the_entry_points() -> None:
+    known = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    assert {name: ":".join(place) for name, place in DIRECT.items()}.items() <= known.items()
+
+
+def test_a_command_whose_distribution_is_missing_is_asked_for_among_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(DIRECT, "diagnose", ("paceline.no_such_module", "add"))
+    with pytest.raises(SystemExit):
+        main(["diagnose", "--help"])
+    assert "PATH" in capsys.readouterr().out
+
+
+def test_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("paceline 0.")

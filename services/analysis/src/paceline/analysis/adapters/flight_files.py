@@ -1,9 +1,6 @@
-"""Many Flight Recorder files at once: two processes turn them into small tables, a bounded number ahead."""
+"""Flight Recorder files, one after the other, for callers that know what they have."""
 
-import multiprocessing
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +9,6 @@ from paceline.analysis.adapters.flight_pickle import FlightPickles
 from paceline.analysis.adapters.model import DOCUMENT_BYTES_MAX, Document, UnusableInput
 from paceline.analysis.facts import FlightDump
 
-FILES_A_TASK = 16
-TASKS_AHEAD_A_WORKER = 2  # so that at most a few dozen tables wait for the reader
-PARALLEL_FILES_MIN = 256  # below it starting processes costs more than it saves
 _ADAPTERS = (FlightPickles(), FlightJson())
 
 
@@ -26,26 +20,10 @@ class Refused:
     why: str
 
 
-def read_files(paths: Sequence[Path], workers: int = 2) -> Iterator[FlightDump | Refused]:
+def read_files(paths: Sequence[Path]) -> Iterator[FlightDump | Refused]:
     """The dumps of `paths` in their order; names are the paths as given. Never raises for a bad file."""
-    if workers < 2 or len(paths) < PARALLEL_FILES_MIN:
-        for path in paths:
-            yield from _read_file(path)
-        return
-    tasks = [paths[at : at + FILES_A_TASK] for at in range(0, len(paths), FILES_A_TASK)]
-    context = multiprocessing.get_context("spawn")  # the caller may have threads
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        ahead: deque[Future[list[FlightDump | Refused]]] = deque()
-        for task in tasks:
-            if len(ahead) >= workers * TASKS_AHEAD_A_WORKER:
-                yield from ahead.popleft().result()
-            ahead.append(pool.submit(_read_task, task))
-        while ahead:
-            yield from ahead.popleft().result()
-
-
-def _read_task(paths: Sequence[Path]) -> list[FlightDump | Refused]:
-    return [found for path in paths for found in _read_file(path)]
+    for path in paths:
+        yield from _read_file(path)
 
 
 def _read_file(path: Path) -> Iterator[FlightDump | Refused]:

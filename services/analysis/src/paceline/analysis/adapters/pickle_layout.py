@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from paceline.analysis.adapters.pickle_rows import PickledRows
 
-LAYOUTS_MAX = 48  # about 1 MiB each for 2,000 entries
-ENTRY_BYTES_MAX = 8 << 20  # of all entries of a dump that is kept to compare with
+LAYOUTS_MAX = 48
+LAYOUT_BYTES_MAX = 64 << 20  # of all of them; one for 2,000 entries takes about 1.5 MiB
+COPIES = 4  # of a dump that a layout holds: the bytes, the rows by form, the mask and what it shows
+TAIL_BYTES_MAX = 64  # behind the entries: closing operations, where they are the last key
 _LOOK_WORDS = 512  # compared first: most that differ do so soon
 _NUMBERS = (
     "record_id", "collective_seq_id", "p2p_seq_id", "op_id",
@@ -44,6 +46,10 @@ class Layout:
     @property
     def size(self) -> int:
         return self.end - self.begin
+
+    @property
+    def nbytes(self) -> int:
+        return COPIES * len(self.rows.content)
 
     @cached_property
     def fixed(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
@@ -241,14 +247,11 @@ def rows_alike(content: bytes, begin: int, words: dict[int, str]) -> tuple[bytes
     return None
 
 
-TAIL_BYTES_MAX = 64  # behind the entries: closing operations, where they are the last key
-
-
 def remember(rows: PickledRows, begin: int, end: int) -> None:
     """Keep a dump that was read entry by entry for others that are written alike."""
-    if end - begin > ENTRY_BYTES_MAX:
-        return
     layout = Layout(rows, begin, end)
+    if layout.nbytes > LAYOUT_BYTES_MAX:
+        return
     try:
         _ = layout.fixed, layout.words_needed
     except (_NoLayoutError, KeyError):
@@ -256,8 +259,13 @@ def remember(rows: PickledRows, begin: int, end: int) -> None:
     kept = _layouts.setdefault(layout.size, [])
     kept.append(layout)
     _layouts.move_to_end(layout.size)
-    while sum(map(len, _layouts.values())) > LAYOUTS_MAX:
+    while _is_too_much():
         size, oldest = next(iter(_layouts.items()))
         oldest.pop(0)
         if not oldest:
             del _layouts[size]
+
+
+def _is_too_much() -> bool:
+    kept = [layout for each in _layouts.values() for layout in each]
+    return len(kept) > LAYOUTS_MAX or sum(layout.nbytes for layout in kept) > LAYOUT_BYTES_MAX

@@ -119,7 +119,7 @@ def _visible(job: FleetJob) -> tuple[int, ...]:
 def judge_dumps(folder: Path) -> Verdict:
     """What `paceline diagnose` reads out of the dumps of a folder, one process. Raises UnusableInput."""
     dumps = []
-    for dump in read_files(sorted(folder.glob(f"{PREFIX}*")), workers=1):
+    for dump in read_files(sorted(folder.glob(f"{PREFIX}*"))):
         if isinstance(dump, Refused):
             raise UnusableInput(f"{dump.name}: {dump.why}")
         dumps.append(dump)
