@@ -255,7 +255,7 @@ def _row_columns(rows: Rows) -> tuple[dict[str, _Ints], list[int], npt.NDArray[n
 
 
 def _call_of(entries: Entries, at: int) -> tuple[Any, ...]:
-    return entries.values(at, _CALL) if isinstance(entries, PickledRows) else _take_call(entries[at])
+    return entries.values(at, _CALL) if not isinstance(entries, list) else _take_call(entries[at])
 
 
 def _work(call: tuple[Any, ...]) -> Work:
@@ -350,7 +350,7 @@ def _groups(
 def _numbers_of_names(entries: Entries, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """One number for each name of a group; `ids` where the names cannot be compared."""
     try:
-        if isinstance(entries, PickledRows):
+        if not isinstance(entries, list):
             _, kinds = entries.alike(("process_group",))
         else:
             index: dict[bytes, int] = {}

@@ -107,7 +107,7 @@ class PickledRows:
     before: dict[int, str]  # the part of `memo` that stands before the entries
     forms: list[tuple[_Form, _Ints, _Bytes]] = field(default_factory=list)  # form, numbers of rows, rows
     made: dict[int, dict[str, Any]] = field(default_factory=dict)
-    marks: dict[int, int] = field(default_factory=dict)
+    marks: dict[tuple[str, ...], dict[int, int]] = field(default_factory=dict)
 
     @cached_property
     def memo_key(self) -> int:
@@ -154,13 +154,13 @@ class PickledRows:
         for form, at, rows in self.forms:
             marks[at] = form.mark(names, rows)
         found, first, kinds = np.unique(marks, return_index=True, return_inverse=True)
-        self.marks = dict(zip(first.tolist(), found.tolist(), strict=True))
+        self.marks[names] = dict(zip(first.tolist(), found.tolist(), strict=True))
         return first.tolist(), kinds.reshape(-1).astype(np.int32)
 
     def values(self, at: int, names: tuple[str, ...]) -> tuple[Any, ...]:
         """Fields of row `at`, one of the first that `alike` gave; looked up where another dump with the
         same memo had them."""
-        key = (self.marks[at], self.memo_key, names)
+        key = (self.marks[names][at], self.memo_key, names)
         found = _values.get(key)
         if found is None:
             entry = self[at]
