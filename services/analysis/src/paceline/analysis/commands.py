@@ -1,6 +1,7 @@
 """`paceline diagnose` and `paceline collect`: the verdict from files, and the files from a hung job."""
 
 import argparse
+import gc
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ def add_diagnose(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser
 def run_diagnose(arguments: argparse.Namespace) -> int:
     """0 answered, 3 inconclusive, 2 where nothing could be read or written."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy comes: nothing here multiplies matrices
+    gc.set_threshold(50_000)  # nothing here is built in circles: less is looked through for them
     from paceline.analysis.adapters.model import UnusableInput
     from paceline.analysis.diagnosis.attempts import split_attempts
     from paceline.analysis.diagnosis.progress import watching

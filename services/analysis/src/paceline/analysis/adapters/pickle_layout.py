@@ -127,15 +127,11 @@ class Layout:
                 found.append((begin, begin + size))
         return found
 
-    def fits(self, content: bytes, begin: int, words: dict[int, str]) -> bool:
+    def fits(self, data: npt.NDArray[np.uint64], words: dict[int, str]) -> bool:
         """Whether the entries of another dump are these, but for what differs by rank."""
         mask, shown = self.fixed
-        data = np.empty(len(mask), np.uint64)
-        data[-1] = 0
-        data.view(np.uint8)[: self.size] = np.frombuffer(content, np.uint8, self.size, begin)
-        np.bitwise_and(data, mask, out=data)
         for part in (slice(_LOOK_WORDS), slice(None)):
-            if not np.array_equal(data[part], shown[part]):
+            if not np.array_equal(data[part] & mask[part], shown[part]):
                 return False
         return all(words.get(index) == word for index, word in self.words_needed.items())
 
@@ -240,8 +236,11 @@ def rows_alike(content: bytes, begin: int, words: dict[int, str]) -> tuple[bytes
         end = begin + size
         if not end < len(content) <= end + TAIL_BYTES_MAX or content[end : end + 1] != b"e":
             continue
+        data = np.empty(-(-size // 8), np.uint64)
+        data[-1] = 0
+        data.view(np.uint8)[:size] = np.frombuffer(content, np.uint8, size, begin)
         for layout in _layouts[size]:
-            if layout.fits(content, begin, words):
+            if layout.fits(data, words):
                 _layouts.move_to_end(size)
                 return content[:begin] + content[end:], AlikeRows(layout, content, begin, words)
     return None
