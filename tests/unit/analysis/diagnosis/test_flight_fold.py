@@ -11,6 +11,7 @@ from paceline.analysis.adapters.reading import Reading, read_inputs
 from paceline.analysis.diagnosis.attempts import split_attempts
 from paceline.analysis.diagnosis.flight_fold import FoldAsRead, fold_dumps
 from paceline.analysis.diagnosis.picture import make_picture
+from paceline.analysis.diagnosis.progress import count_files
 from paceline.analysis.diagnosis.rules import DUMPS_ALONE, decide, judged
 from paceline.analysis.diagnosis.rules.finding import Finding
 from paceline.analysis.diagnosis.rules.order import RULES
@@ -78,3 +79,7 @@ def test_rules_that_are_left_out_for_dumps_alone_say_nothing(folder: Path, kept:
             assert rule(case) is None, rule
     said += [found for rule in (judged.dumps, judged.dumps_undecided) if (found := rule(case)) is not None]
     assert decide(case) == said[0]
+
+
+def test_files_are_counted_for_progress(folder: Path) -> None:
+    assert count_files([str(folder), str(folder / "rank_0"), "-"]) == RANKS + 2

@@ -65,7 +65,7 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
 
     redactor = _redactor() if arguments.redact else None
     try:
-        with watching(arguments.quiet or redactor is not None) as watch:
+        with watching(arguments.quiet or redactor is not None, paths=arguments.paths) as watch:
             reading = read(arguments.paths, watch)
             if not reading.facts:
                 raise UnusableInput(_nothing_found(reading))
