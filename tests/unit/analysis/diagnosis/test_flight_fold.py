@@ -70,6 +70,27 @@ def test_dumps_of_two_readings_are_not_mixed(folder: Path) -> None:
         fold_dumps([one[0], two[1]])
 
 
+def test_recorders_of_two_backends_are_folded_apart(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[3] / "incidents/variants/fr-two-recorders-gloo-rank2"
+    plain, folded = (_read(folder, fold) for fold in (None, FoldAsRead(0)))
+    assert [each.as_json() for each in diagnose_reading(plain)] == [
+        each.as_json() for each in diagnose_reading(folded)
+    ]
+    assert {dump.backend for dump in _dumps(folded)} == {"gloo", "nccl"}
+
+
+def test_a_dump_without_entries_does_not_part_the_others(tmp_path: Path, folder: Path) -> None:
+    empty = (
+        '{"version": "2.10", "pg_config": {"0": {"name": "0", "desc": "", "ranks": "[0]"}}, "pg_status": {}}'
+    )
+    (tmp_path / "a.json").write_text(empty)
+    for rank in range(8):
+        (tmp_path / f"rank_{rank}").write_bytes((folder / f"rank_{rank}").read_bytes())
+    plain, folded = (_read(tmp_path, fold) for fold in (None, FoldAsRead(0)))
+    assert len(_dumps(folded)) == 9
+    assert diagnose_reading(plain)[0].as_json() == diagnose_reading(folded)[0].as_json()
+
+
 @pytest.mark.parametrize("kept", [RANKS, 3])
 def test_rules_that_are_left_out_for_dumps_alone_say_nothing(folder: Path, kept: int) -> None:
     case = split_attempts(_read(folder, None).facts[:kept])[-1]

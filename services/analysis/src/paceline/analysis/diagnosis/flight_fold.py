@@ -4,7 +4,7 @@ Of a dump of 2,000 entries remain four bytes for each collective, its open opera
 counts, so that ten thousand dumps fit into a few hundred megabytes whatever order they come in.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -298,33 +298,34 @@ class FoldAsRead:
     """
 
     def __init__(self, table_bytes_max: int = TABLE_BYTES_MAX) -> None:
-        self._tables = Tables()
+        self._tables: dict[str, Tables] = {}  # by backend: the dumps of each recorder are judged apart
         self._left = table_bytes_max
 
     def __call__(self, fact: Fact) -> Fact:
-        if not isinstance(fact, FlightDump):
+        if not isinstance(fact, FlightDump) or len(fact.entries) == 0:
             return fact
-        part = self._tables.part(fact)
+        tables = self._tables.setdefault(fact.backend, Tables())
+        part = tables.part(fact)
         if part is None:
             return fact
         self._left -= fact.entries.nbytes
         entries = fact.entries if self._left >= 0 else _newest(fact.entries)
-        return replace(fact, folded=Folded(self._tables, part), entries=entries)
+        return replace(fact, folded=Folded(tables, part), entries=entries)
 
 
 def fold_dumps(dumps: Iterable[FlightDump]) -> Fold:
     """All of `dumps`, which may be a generator: each is let go once it is read.
 
-    Those that were folded as they were read must be of one reading: their numbers are those of its tables.
+    Those that were folded as they were read must be of one reading and one backend: their numbers are those
+    of its tables. Raises ValueError for others.
     """
-    fold: Fold | None = None
+    folded = (each.folded for each in dumps) if isinstance(dumps, Sequence) else ()
+    fold = Fold(next((each.tables for each in folded if isinstance(each, Folded)), Tables()))
     for dump in dumps:
-        if fold is None:
-            fold = Fold(dump.folded.tables) if isinstance(dump.folded, Folded) else Fold()
         if isinstance(dump.folded, Folded) and dump.folded.tables is not fold.tables:
             raise ValueError(f"{dump.origin.file} was read apart from the others")
         fold.add(dump)
-    return fold or Fold()
+    return fold
 
 
 def _newest(entries: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
