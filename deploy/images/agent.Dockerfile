@@ -9,7 +9,8 @@ COPY contracts/ contracts/
 COPY kernels/ kernels/
 COPY agents/node/ agents/node/
 COPY services/runtime/ services/runtime/
-RUN /opt/paceline/bin/pip install --no-cache-dir --no-deps ./contracts ./kernels ./services/runtime ./agents/node
+COPY services/analysis/ services/analysis/
+RUN /opt/paceline/bin/pip install --no-cache-dir --no-deps ./contracts ./kernels ./services/runtime ./services/analysis ./agents/node
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/paceline paceline \

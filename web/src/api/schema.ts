@@ -949,6 +949,12 @@ export interface components {
             supports: boolean;
         };
         /**
+         * EvidenceState
+         * @description Whether the nodes that were asked have shipped what they show; nothing is killed while PENDING.
+         * @enum {string}
+         */
+        EvidenceState: "none" | "pending" | "complete" | "expired";
+        /**
          * FieldProblem
          * @description One field that is wrong: where, what it is, what was expected.
          */
@@ -2021,6 +2027,59 @@ export interface components {
          */
         Severity: "critical" | "error" | "warning" | "info";
         /**
+         * ShipmentRead
+         * @description One node that was asked for logs, stacks, dumps and its kernel log. `reason` is root or witness;
+         *     `bytes_count` is 0 where nothing has come.
+         */
+        ShipmentRead: {
+            /** Id */
+            id: string;
+            /** Node */
+            node: string;
+            /**
+             * Reason
+             * @enum {string}
+             */
+            reason: "root" | "witness";
+            state: components["schemas"]["ShipmentState"];
+            /** Message */
+            message: string;
+            /**
+             * Asked At
+             * Format: date-time
+             */
+            asked_at: string;
+            /**
+             * Deadline At
+             * Format: date-time
+             */
+            deadline_at: string;
+            /** Collected At */
+            collected_at: string | null;
+            /** Received At */
+            received_at: string | null;
+            /** Bytes Count */
+            bytes_count: number;
+            /** Sha256 */
+            sha256: string;
+        };
+        /**
+         * ShipmentState
+         * @description What became of the request to one node.
+         * @enum {string}
+         */
+        ShipmentState: "pending" | "shipped" | "failed" | "expired" | "dropped";
+        /**
+         * ShippedRead
+         * @description What nodes ship before anything is killed. `state` is that of the newest opening of the incident:
+         *     nothing is killed while it is pending.
+         */
+        ShippedRead: {
+            state: components["schemas"]["EvidenceState"];
+            /** Nodes */
+            nodes: components["schemas"]["ShipmentRead"][];
+        };
+        /**
          * SubReason
          * @description Finer word for the same verdict; empty where the class says it all.
          * @enum {string}
@@ -2345,6 +2404,7 @@ export interface components {
             revisions: components["schemas"]["VerdictRevision"][];
             /** Bundles */
             bundles: components["schemas"]["EvidenceBundleRead"][];
+            shipped: components["schemas"]["ShippedRead"];
         };
         /**
          * EventRead

@@ -14,6 +14,7 @@ export const EVENT_KEYS: Readonly<Record<string, readonly string[]>> = {
   "incident.resolved": ["incidents", "jobs"],
   "incident.reopened": ["incidents", "jobs"],
   "incident.noted": ["incidents"],
+  "incident.evidence": ["incidents"],
   "job.registered": ["jobs"],
   "job.attempt_started": ["jobs"],
   "job.ended": ["jobs"],

@@ -28,6 +28,7 @@ class EventType(str, Enum):
     INCIDENT_REOPENED = "dev.paceline.incident.reopened.v1"
     COMMAND = "dev.paceline.command.issued.v1"
     COMMAND_RESULT = "dev.paceline.command.finished.v1"
+    EVIDENCE = "dev.paceline.evidence.shipped.v1"
 
     @property
     def short(self) -> str:
@@ -46,6 +47,25 @@ class Severity(str, Enum):
     ERROR = "error"
     WARNING = "warning"
     INFO = "info"
+
+
+class EvidenceState(str, Enum):
+    """Whether the nodes that were asked have shipped what they show; nothing is killed while PENDING."""
+
+    NONE = "none"  # nobody was asked
+    PENDING = "pending"
+    COMPLETE = "complete"  # each node that was asked has answered: shipped, or said why not
+    EXPIRED = "expired"  # the deadline passed before
+
+
+class ShipmentState(str, Enum):
+    """What became of the request to one node."""
+
+    PENDING = "pending"
+    SHIPPED = "shipped"
+    FAILED = "failed"  # the node answered that it could not
+    EXPIRED = "expired"
+    DROPPED = "dropped"  # it was shipped; a bound has taken the archive away
 
 
 @dataclass(frozen=True)

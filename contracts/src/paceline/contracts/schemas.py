@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from paceline.contracts.commands import Command, CommandResult
 from paceline.contracts.events import IncidentEvent
+from paceline.contracts.evidence import EvidencePart
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
 from paceline.contracts.scaling import ScalingRecord
 from paceline.contracts.verdicts import VerdictRecord
@@ -29,6 +30,7 @@ SCHEMA_TYPES: tuple[type, ...] = (
     IncidentEvent,
     Command,
     CommandResult,
+    EvidencePart,
 )
 
 

@@ -35,6 +35,7 @@ FINDINGS = Topic("paceline.findings.v1", 8, False, DAY_MS, "job", True)
 INCIDENTS = Topic("paceline.incidents.v1", 8, False, 7 * DAY_MS, "job", False)
 COMMANDS = Topic("paceline.commands.v1", 8, False, DAY_MS, "node", False)
 COMMAND_RESULTS = Topic("paceline.command-results.v1", 8, False, 7 * DAY_MS, "job", False)
+EVIDENCE = Topic("paceline.evidence.v1", 8, False, 6 * 60 * MINUTE_MS, "command", False)
 DEAD_LETTERS = Topic("paceline.dead-letters.v1", 4, False, 7 * DAY_MS, "source topic", False)
 
 TOPICS = (
@@ -48,5 +49,6 @@ TOPICS = (
     INCIDENTS,
     COMMANDS,
     COMMAND_RESULTS,
+    EVIDENCE,
     DEAD_LETTERS,
 )

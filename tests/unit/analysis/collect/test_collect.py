@@ -199,3 +199,34 @@ def test_nothing_to_collect_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     arguments = parser.parse_args(["collect", "--pid", str(os.getpid()), "--quiet", "--out", str(target)])
     assert arguments.run(arguments) == 2
     assert "nothing written" in capsys.readouterr().err
+
+
+def test_within_a_size_the_rest_is_named(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    noise = tmp_path / "noise.log"
+    noise.write_bytes(os.urandom(1 << 20).hex().encode())
+    target = tmp_path / "node.tar.gz"
+    request = Request(
+        (rank.pid,), (str(noise),), limit_s=3.0, ask=False, pause=False, archive_bytes_max=700_000
+    )
+    result = collect(request, target)
+    assert target.stat().st_size <= 700_000
+    assert any("noise.log: the archive is full" in words for words in result.missing)
+
+
+def test_within_a_time_the_rest_is_named(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    result = collect(Request((rank.pid,), limit_s=3.0, total_s=0.0), tmp_path / "node.tar.gz")
+    assert any(words.startswith("what follows") for words in result.missing)
+    assert result.got + len(result.missing) >= 2
+
+
+def test_a_rank_that_only_the_caller_knows(tmp_path: Path) -> None:
+    target = tmp_path / "node.tar.gz"
+    collect(Request((os.getpid(),), limit_s=3.0, ask=False, pause=False, ranks={os.getpid(): 41}), target)
+    with tarfile.open(target) as archive:
+        (name,) = [name for name in archive.getnames() if name.endswith("collect.json")]
+        manifest = json.loads(archive.extractfile(name).read())  # type: ignore[union-attr]
+    assert [process["rank"] for process in manifest["processes"]] == [41]
+
+
+def test_node_only_looks_at_no_process(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert collect(Request(node_only=True, limit_s=3.0), tmp_path / "node.tar.gz").processes == 0

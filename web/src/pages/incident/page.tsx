@@ -14,6 +14,7 @@ import { Cost } from "./cost";
 import { Involved, WhatHappened } from "./happened";
 import { Memory } from "./memory";
 import { WhatNext } from "./next";
+import { ShippedLogs } from "./shipped";
 import { copySummary, firstRootRank } from "./summary";
 import { Timeline } from "./timeline";
 import { Evidence } from "./why";
@@ -52,6 +53,7 @@ function IncidentView({ incident }: { readonly incident: Incident }) {
             aside={`confidence ${Math.round(incident.why.confidence * 100)} %, revision ${incident.revision}`}
           >
             <Evidence why={incident.why} />
+            <ShippedLogs shipped={incident.why.shipped} />
             <Memory memory={incident.memory} />
           </Panel>
         </div>

@@ -3,7 +3,7 @@
 import resource
 from collections import Counter
 
-from paceline.agent.delivery import Deliverer, EventQueue, Frame, FrameQueue, Publisher
+from paceline.agent.delivery import Deliverer, Event, EventQueue, Frame, FrameQueue, Publisher
 from paceline.agent.disk_ring import DiskRing
 from paceline.agent.event_file import EventFile
 from paceline.agent.gpu import GpuStatus, read_gpus
@@ -72,6 +72,11 @@ class AgentApp:
     def waiting(self) -> tuple[int, int]:
         """(events, frames) that wait for Kafka."""
         return len(self._events), len(self._frames)
+
+    def push_event(self, event: Event) -> None:
+        """Deliver one more event with the others, in order and for as long as it takes."""
+        self._events.push(event)
+        self._deliverer.wake()
 
     def readiness(self) -> Readiness:
         """Ready while it samples; Kafka's absence is said and does not change it."""

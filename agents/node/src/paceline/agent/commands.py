@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.agent.settings import AgentSettings
-    from paceline.runtime.settings import HttpSettings, KafkaSettings, TelemetrySettings
+    from paceline.runtime.settings import CommandSettings, HttpSettings, KafkaSettings, TelemetrySettings
 
 BOOTSTRAP_VARIABLE = "PACELINE_KAFKA_BOOTSTRAP"
+KEY_VARIABLES = frozenset({"PACELINE_COMMAND_KEY", "PACELINE_COMMAND_KEY_FILE"})
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -36,10 +37,11 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(arguments: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT; 1 where the agent cannot run, 2 for a wrong setting."""
     from paceline.agent.settings import AgentSettings
-    from paceline.runtime.local import find_bootstrap
+    from paceline.runtime.local import find_bootstrap, find_command_key
     from paceline.runtime.logging import configure_logging
     from paceline.runtime.runner import AppFailed
     from paceline.runtime.settings import (
+        CommandSettings,
         HttpSettings,
         KafkaSettings,
         LogSettings,
@@ -51,25 +53,32 @@ def run(arguments: argparse.Namespace) -> int:
     named = {"socket": arguments.socket, "node": arguments.node, "interval_s": arguments.interval}
     bootstrap = arguments.kafka or (None if BOOTSTRAP_VARIABLE in os.environ else find_bootstrap())
     kafka_named = {"bootstrap": bootstrap} if bootstrap else {}
+    key_file = None if KEY_VARIABLES & os.environ.keys() else find_command_key()
+    command_named = {} if key_file is None else {"key_file": key_file}
     try:
         settings = load_settings(AgentSettings, **{k: v for k, v in named.items() if v is not None})
         kafka = load_settings(KafkaSettings, **kafka_named)
         configure_logging(load_settings(LogSettings))
+        command = load_settings(CommandSettings, **command_named)
+        command.read_key()  # what is wrong with it is said now
         http, telemetry = load_settings(HttpSettings), load_settings(TelemetrySettings)
     except SettingsError as error:
         return _fail(str(error), 2)
     try:
-        asyncio.run(_serve(settings, kafka, http, telemetry))
+        asyncio.run(_serve(settings, kafka, command, http, telemetry))
     except AppFailed as error:
         return _fail(str(error), 1)
     return 0
 
 
 async def _serve(
-    settings: "AgentSettings", kafka: "KafkaSettings", http: "HttpSettings", telemetry: "TelemetrySettings"
+    settings: "AgentSettings",
+    kafka: "KafkaSettings",
+    command: "CommandSettings",
+    http: "HttpSettings",
+    telemetry: "TelemetrySettings",
 ) -> None:
-    from paceline.agent.app import AgentApp
-    from paceline.agent.kafka_publisher import KafkaPublisher
+    from paceline.agent.evidence import make_agent
     from paceline.runtime.clock import SystemClock
     from paceline.runtime.health import HealthServer
     from paceline.runtime.runner import checks_of, run_apps
@@ -77,10 +86,10 @@ async def _serve(
 
     clock = SystemClock()
     installed = configure_telemetry(telemetry, "paceline-agent", settings.node)
-    agent = AgentApp(settings, clock, KafkaPublisher(kafka, f"agent-{settings.node}", clock))
-    health = HealthServer(http, checks_of([agent]), installed.scrape)
+    apps = make_agent(settings, kafka, command.read_key(), clock)
+    health = HealthServer(http, checks_of(apps), installed.scrape)
     try:
-        await run_apps([agent, health])
+        await run_apps([*apps, health])
     finally:
         installed.shutdown()
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.agent.disk_ring import DiskRing, Position
+from paceline.contracts.commands import CommandResult
 from paceline.contracts.events import EventType
+from paceline.contracts.evidence import EvidencePart
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
 from paceline.contracts.topics import JOBS, Topic
 
@@ -28,7 +30,7 @@ RETRY_S_MAX = 4.0
 FRAME_DROPS = ("memory_full", "frames_full", "ring_overwritten", "backlog_too_old", "rejected")
 _KEY_LENGTH = struct.Struct("<H")
 
-EventValue = JobRecord | NodeRecord | CommunicatorRecord | HealthEvent
+EventValue = JobRecord | NodeRecord | CommunicatorRecord | HealthEvent | CommandResult | EvidencePart
 
 
 class PublishError(Exception):

@@ -10,17 +10,20 @@ from pydantic.dataclasses import dataclass
 
 from paceline.agent.delivery import Event, EventQueue, EventValue
 from paceline.agent.state_file import StateFile
+from paceline.contracts.commands import CommandResult
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
 from paceline.contracts.schemas import ContractError, dump_json, load_json
-from paceline.contracts.topics import HEALTH, JOBS
+from paceline.contracts.topics import COMMAND_RESULTS, HEALTH, JOBS
 
 _KINDS: dict[EventType, type[EventValue]] = {
     EventType.JOB_RECORD: JobRecord,
     EventType.NODE_RECORD: NodeRecord,
     EventType.COMMUNICATOR_RECORD: CommunicatorRecord,
     EventType.HEALTH: HealthEvent,
+    EventType.COMMAND_RESULT: CommandResult,
 }
+_TOPICS = {EventType.HEALTH: HEALTH, EventType.COMMAND_RESULT: COMMAND_RESULTS}  # of all others: JOBS
 
 FEW_EVENTS = 64  # are written at every sample; the thousands of a long outage cost 100 ms each time
 MANY_SAVED_EVERY_NS = 5 * 10**9
@@ -73,7 +76,7 @@ class EventFile:
             return 0
         try:
             found = [
-                Event(HEALTH if saved.type is EventType.HEALTH else JOBS, saved.key, saved.type, saved.id,
+                Event(_TOPICS.get(saved.type, JOBS), saved.key, saved.type, saved.id,
                       load_json(_KINDS[saved.type], saved.value) if saved.value else None)
                 for saved in _ADAPTER.validate_json(data)
             ]  # fmt: skip

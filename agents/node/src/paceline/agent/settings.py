@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from paceline.contracts.agent_socket import default_socket_path
+from paceline.contracts.evidence import ARCHIVE_BYTES_MAX
 from paceline.runtime.settings import Count, Seconds
 
 MIB = 1 << 20
@@ -42,3 +43,7 @@ class AgentSettings(BaseSettings):
     registry_retain_s: Annotated[float, Field(gt=0, le=366 * 86_400)] = 86_400.0
     drain_s: Seconds = 3.0
     gpu_timeout_s: Seconds = 10.0
+    # What is collected for an incident; a command may ask for less, never for more.
+    evidence_bytes_max: Annotated[int, Field(ge=1 * MIB, le=ARCHIVE_BYTES_MAX)] = ARCHIVE_BYTES_MAX
+    evidence_s_max: Seconds = 60.0
+    evidence_per_hour_max: Count = 20

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.analysis.adapters.reading import Reading
+    from paceline.analysis.collect import Request
     from paceline.analysis.diagnosis.answer import Diagnosis
     from paceline.analysis.diagnosis.case import Case
     from paceline.analysis.diagnosis.redact import Redactor
@@ -98,8 +99,9 @@ def add_collect(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog=COLLECT_EPILOG,
     )
     parser.add_argument(
-        "--pid", type=int, action="append", default=[], metavar="N", help="repeat; default: all ranks"
-    )
+        "--pid", type=_pid, action="append", default=[], metavar="N[=RANK]",
+        help="repeat; RANK where the environment of N may not be read; default: all ranks",
+    )  # fmt: skip
     parser.add_argument(
         "--out", metavar="FILE", help="default: paceline-HOST-TIME.tar.gz; %%h is the host, - standard output"
     )
@@ -113,6 +115,14 @@ def add_collect(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--limit", type=float, default=10.0, metavar="S", help="seconds for one item (default 10)"
     )
     parser.add_argument("--quiet", action="store_true", help="say only where the archive is")
+    parser.add_argument(
+        "--gentle", action="store_true", help="pause no process even for an instant, at lowest priority"
+    )
+    parser.add_argument("--no-dumps", action="store_true", help="ask no process for a dump")
+    parser.add_argument("--node-only", action="store_true", help="kernel and GPU state, no process")
+    parser.add_argument("--total", type=float, default=3600.0, metavar="S", help="seconds for all of it")
+    parser.add_argument("--bytes", type=int, metavar="N", help="size of the archive (default 4 GiB)")
+    parser.add_argument("--tail", type=int, metavar="N", help="bytes of the end of a log (default 8 MiB)")
     parser.set_defaults(run=run_collect)
 
 
@@ -122,14 +132,13 @@ def run_collect(arguments: argparse.Namespace) -> int:
     import tempfile
     from pathlib import Path
 
-    from paceline.analysis.collect import Request, collect
-    from paceline.analysis.collect.gather import default_name, signal_number
+    from paceline.analysis.collect import collect
+    from paceline.analysis.collect.gather import default_name
 
     try:
-        number = signal_number(arguments.signal) if arguments.signal else None
-        say = (lambda text: None) if arguments.quiet else _say_plain
-        limit_s = min(max(arguments.limit, 0.5), 120.0)
-        request = Request(arguments.pid, arguments.log, number, limit_s, say)
+        request = _collect_request(arguments)
+        if arguments.gentle:
+            os.nice(19)
         if arguments.out == "-":
             with tempfile.TemporaryDirectory() as folder:
                 target = Path(folder) / "collect.tar.gz"
@@ -150,6 +159,31 @@ def run_collect(arguments: argparse.Namespace) -> int:
             f"or give --pid. This is user {os.getuid()}"
         )
     return 0 if result.processes else 1
+
+
+def _collect_request(arguments: argparse.Namespace) -> "Request":
+    from paceline.analysis.collect import Request
+    from paceline.analysis.collect.gather import LOG_TAIL_BYTES, TOTAL_BYTES_MAX, signal_number
+
+    return Request(
+        pids=[pid for pid, _ in arguments.pid],
+        logs=arguments.log,
+        signal=signal_number(arguments.signal) if arguments.signal else None,
+        limit_s=min(max(arguments.limit, 0.5), 120.0),
+        say=(lambda text: None) if arguments.quiet else _say_plain,
+        ranks={pid: rank for pid, rank in arguments.pid if rank is not None},
+        node_only=arguments.node_only,
+        pause=not arguments.gentle,
+        ask=not arguments.no_dumps,
+        total_s=min(max(arguments.total, 1.0), 3600.0),
+        archive_bytes_max=min(max(arguments.bytes or TOTAL_BYTES_MAX, 1 << 20), TOTAL_BYTES_MAX),
+        tail_bytes_max=min(max(arguments.tail or LOG_TAIL_BYTES, 4096), LOG_TAIL_BYTES),
+    )
+
+
+def _pid(text: str) -> tuple[int, int | None]:
+    pid, _, rank = text.partition("=")
+    return int(pid), int(rank) if rank else None
 
 
 def _choose(cases: "list[Case]", number: int | None) -> "Case":

@@ -4,17 +4,20 @@ import asyncio
 from collections.abc import Sequence
 
 from paceline.analysis.history import HistoryPolicy
+from paceline.contracts.commands import CommandResult
 from paceline.contracts.events import EventType
+from paceline.contracts.evidence import EvidencePart
 from paceline.contracts.registry import CommunicatorRecord, JobRecord, NodeRecord
 from paceline.contracts.scaling import ScalingRecord
 from paceline.contracts.schemas import ContractError
-from paceline.contracts.topics import FINDINGS, JOBS, VERDICTS
+from paceline.contracts.topics import COMMAND_RESULTS, EVIDENCE, FINDINGS, JOBS, VERDICTS
 from paceline.contracts.verdicts import VerdictRecord
 from paceline.incidents.decide import Decision, Reason
 from paceline.incidents.registry import check_communicator, check_job, check_node, write_job, write_nodes
 from paceline.incidents.retention import clean
 from paceline.incidents.scaling import write_window
 from paceline.incidents.settings import IncidentsSettings
+from paceline.incidents.shipping import expire_requests, keep_part, note_result
 from paceline.incidents.verdicts import VerdictContext, apply_verdict
 from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
 from paceline.runtime.clock import Clock, SystemClock
@@ -35,6 +38,9 @@ from paceline.store.times import from_unix
 GROUP = "incidents"
 FINDINGS_GROUP = "incidents-findings"
 REGISTRY_GROUP = "incidents-registry"
+EVIDENCE_GROUP = "incidents-evidence"
+RESULTS_GROUP = "incidents-results"
+EXPIRE_EVERY_S = 2.0
 BURIED_AT_ONCE_MAX = 100  # tombstones in flight
 RegistryRecord = JobRecord | NodeRecord | CommunicatorRecord
 REGISTRY_TYPES: dict[str, type[JobRecord] | type[NodeRecord] | type[CommunicatorRecord]] = {
@@ -59,7 +65,9 @@ class IncidentsApp:
             settings.console_url,
             settings.evidence_per_incident_max,
             HistoryPolicy(**settings.history.model_dump()),
+            settings.shipping(),
         )
+        self._shipping_policy = settings.shipping_policy()
         self._tasks = BackgroundTasks()
         self._producer = Producer(settings.kafka, self.name, clock=self._clock)
         options = ConsumerOptions(retry=RetryPolicy(transient=_is_transient))
@@ -76,7 +84,18 @@ class IncidentsApp:
             each_event(ScalingRecord, "scaling", self._handle_scaling),
             producer=self._producer, options=options, clock=self._clock,
         )  # fmt: skip
-        self._consumers = (self._jobs, self._verdicts, self._findings)
+        few = ConsumerOptions(records_max=8, retry=RetryPolicy(transient=_is_transient))
+        self._evidence = Consumer(
+            settings.kafka, [EVIDENCE], EVIDENCE_GROUP,
+            each_event(EvidencePart, "evidence", self._handle_evidence),
+            producer=self._producer, options=few, clock=self._clock,
+        )  # fmt: skip
+        self._results = Consumer(
+            settings.kafka, [COMMAND_RESULTS], RESULTS_GROUP,
+            each_event(CommandResult, "command-result", self._handle_result),
+            producer=self._producer, options=options, clock=self._clock,
+        )  # fmt: skip
+        self._consumers = (self._jobs, self._verdicts, self._findings, self._evidence, self._results)
 
     async def start(self) -> None:
         """Begin in the background; never fails, never waits for Kafka or PostgreSQL."""
@@ -84,6 +103,7 @@ class IncidentsApp:
         for consumer in self._consumers:
             await consumer.start()
         self._tasks.spawn("incidents-cleaner", self._clean_for_ever())
+        self._tasks.spawn("incidents-expiry", self._expire_for_ever())
 
     async def stop(self) -> None:
         """What is being handled is finished or comes again."""
@@ -127,6 +147,18 @@ class IncidentsApp:
         async with self._database.transaction() as session:
             await write_window(session, record, self._settings.scaling_windows_max)
 
+    async def _handle_evidence(self, headers: EventHeaders, part: EvidencePart) -> None:
+        at = from_unix(self._clock.unix_s())
+        async with self._database.transaction() as session:
+            await keep_part(session, part, at, self._shipping_policy, self._settings.console_url)
+        if part.part + 1 == part.parts:
+            log.info("evidence_shipped", incident=part.incident, node=part.node, bytes=part.bytes_count)
+
+    async def _handle_result(self, headers: EventHeaders, result: CommandResult) -> None:
+        at = from_unix(self._clock.unix_s())
+        async with self._database.transaction() as session:
+            await note_result(session, result, at, self._settings.console_url)
+
     async def _handle_registry(self, records: Sequence[Record]) -> Sequence[BadRecord]:
         """Nodes and communicators of a batch in one transaction, each job in one of its own."""
         bad: list[BadRecord] = []
@@ -158,12 +190,27 @@ class IncidentsApp:
             some = keys[begin : begin + BURIED_AT_ONCE_MAX]
             await asyncio.gather(*(self._producer.send(JOBS, key, None) for key in some))
 
+    async def _expire_for_ever(self) -> None:
+        while True:
+            try:
+                async with self._database.transaction() as session:
+                    now = from_unix(self._clock.unix_s())
+                    expired = await expire_requests(session, now, self._settings.console_url)
+                if expired:
+                    count("paceline.evidence.expired", expired)
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+            await self._clock.sleep(EXPIRE_EVERY_S)
+
     async def _clean_for_ever(self) -> None:
         while True:
             try:
                 dropped = await clean(
                     self._database, from_unix(self._clock.unix_s()), self._settings, self._bury
                 )
+                if dropped.shipped:
+                    count("paceline.evidence.dropped", dropped.shipped)
                 if dropped.total:
                     log.info("rows_dropped", **vars(dropped))
                 async with self._database.transaction() as session:

@@ -7,9 +7,10 @@ the same id. While Kafka or PostgreSQL is away the rows wait in the table.
 
 import asyncio
 
-from paceline.contracts.events import IncidentEvent
+from paceline.contracts.commands import Command
+from paceline.contracts.events import EventType, IncidentEvent
 from paceline.contracts.schemas import ContractError, load_json
-from paceline.contracts.topics import TOPICS
+from paceline.contracts.topics import COMMANDS, TOPICS
 from paceline.incidents.settings import IncidentsSettings
 from paceline.runtime.app import BackgroundTasks, Readiness
 from paceline.runtime.clock import Clock, SystemClock
@@ -116,11 +117,11 @@ class OutboxRelay:
 
     async def _send(self, row: OutboxEvent) -> None:
         try:
-            event = load_json(IncidentEvent, row.payload)
+            event_type, event = read_payload(row)
             await self._producer.send_event(
                 TOPIC_BY_NAME[row.topic],
                 row.key,
-                event.type.value,
+                event_type.value,
                 event,
                 event_id=row.id,
                 source=SOURCE,
@@ -134,3 +135,11 @@ class OutboxRelay:
             log.error("outbox_event_refused", event_id=row.id, sequence=row.sequence, error=str(error)[:300])
         else:
             count("paceline.outbox.published", topic=row.topic)
+
+
+def read_payload(row: OutboxEvent) -> tuple[EventType, IncidentEvent | Command]:
+    """What a row carries to Kafka; ContractError where it is not of its topic's type."""
+    if row.topic == COMMANDS.name:
+        return EventType.COMMAND, load_json(Command, row.payload)
+    event = load_json(IncidentEvent, row.payload)
+    return event.type, event

@@ -13,8 +13,10 @@ from paceline.store.repositories.incidents import IncidentRepository
 from paceline.store.repositories.jobs import JobRepository
 from paceline.store.repositories.outbox import OutboxRepository
 from paceline.store.repositories.scaling import ScalingRepository
+from paceline.store.repositories.shipments import ShipmentRepository
 from paceline.store.repositories.tokens import TokenRepository
 
+FRAGMENTS_KEPT = timedelta(hours=6)  # as long as their topic: the rest may still come
 IDEMPOTENCY_KEYS_KEPT = timedelta(days=1)
 TOMBSTONES_MAX = 10_000  # of one round, plus the rest of one attempt
 
@@ -30,10 +32,11 @@ class Dropped:
     registry: int
     outbox: int
     scaling: int
+    shipped: int
 
     @property
     def total(self) -> int:
-        return self.evidence + self.incidents + self.registry + self.outbox + self.scaling
+        return self.evidence + self.incidents + self.registry + self.outbox + self.scaling + self.shipped
 
 
 async def clean(database: Database, now: datetime, settings: IncidentsSettings, bury: Bury) -> Dropped:
@@ -45,6 +48,8 @@ async def clean(database: Database, now: datetime, settings: IncidentsSettings, 
 
     async with database.transaction() as session:
         evidence = await _clean_evidence(session, before(settings.evidence_days_max), settings)
+    async with database.transaction() as session:
+        shipped = await _clean_shipped(session, now, settings)
     async with database.transaction() as session:
         incidents = await IncidentRepository(session).delete_resolved_before(
             before(settings.incident_days_max), limit
@@ -58,13 +63,20 @@ async def clean(database: Database, now: datetime, settings: IncidentsSettings, 
     async with database.transaction() as session:
         await TokenRepository(session).delete_expired(now, now - IDEMPOTENCY_KEYS_KEPT)
     registry = await _clean_registry(database, before(settings.registry_days_max), limit, bury)
-    return Dropped(evidence, incidents, registry, outbox, scaling)
+    return Dropped(evidence, incidents, registry, outbox, scaling, shipped)
 
 
 async def _clean_evidence(session: AsyncSession, before: datetime, settings: IncidentsSettings) -> int:
     evidence = EvidenceRepository(session)
     dropped = await evidence.delete_before(before, settings.cleanup_rows_max)
     return dropped + await evidence.delete_over(settings.evidence_bytes_max, settings.cleanup_rows_max)
+
+
+async def _clean_shipped(session: AsyncSession, now: datetime, settings: IncidentsSettings) -> int:
+    shipments, limit = ShipmentRepository(session), settings.cleanup_rows_max
+    await shipments.drop_fragments(now - FRAGMENTS_KEPT, limit)
+    dropped = await shipments.drop_before(now - timedelta(days=settings.evidence_days_max), limit)
+    return dropped + await shipments.drop_over(settings.shipped_bytes_max, limit)
 
 
 async def _clean_registry(database: Database, before: datetime, limit: int, bury: Bury) -> int:

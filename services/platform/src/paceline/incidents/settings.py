@@ -4,7 +4,9 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from paceline.incidents.decide import IncidentPolicy
-from paceline.runtime.settings import Count, KafkaSettings, Seconds
+from paceline.incidents.shipping import Shipping
+from paceline.incidents.witnesses import ShippingPolicy
+from paceline.runtime.settings import CommandSettings, Count, KafkaSettings, Seconds
 from paceline.store.settings import DEFAULT_CONSOLE_URL, HistorySettings, StoreSettings
 
 
@@ -18,6 +20,7 @@ class IncidentsSettings(BaseSettings):
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
     database: StoreSettings = Field(default_factory=StoreSettings)
     history: HistorySettings = Field(default_factory=HistorySettings)
+    command: CommandSettings = Field(default_factory=CommandSettings)
     console_url: str = Field(default=DEFAULT_CONSOLE_URL, validation_alias="PACELINE_CONSOLE_URL")
     reopen_s_max: Seconds = 600.0
     critical_ranks_min: Count = 8
@@ -25,6 +28,11 @@ class IncidentsSettings(BaseSettings):
     evidence_per_incident_max: Count = 8
     evidence_days_max: Count = 30
     evidence_bytes_max: Count = 10 << 30
+    shipping_nodes_max: Count = 8  # asked at once for what they show
+    shipping_wait_s: Seconds = 90.0  # until nobody waits for them any more
+    shipping_collect_s: Seconds = 45.0  # what collecting may take on a node
+    shipped_per_incident_bytes_max: Count = 64 << 20
+    shipped_bytes_max: Count = 2 << 30
     incident_days_max: Count = 365  # resolved ones
     registry_days_max: Count = 30  # ended attempts, and those that no agent speaks of any more
     scaling_windows_max: Count = 360  # of one attempt: six hours, one window a minute
@@ -43,3 +51,16 @@ class IncidentsSettings(BaseSettings):
             revisions_max=self.revisions_max,
             critical_ranks_min=self.critical_ranks_min,
         )
+
+    def shipping_policy(self) -> ShippingPolicy:
+        return ShippingPolicy(
+            nodes_max=self.shipping_nodes_max,
+            deadline_s=self.shipping_wait_s,
+            collect_s=self.shipping_collect_s,
+            incident_bytes_max=self.shipped_per_incident_bytes_max,
+        )
+
+    def shipping(self) -> Shipping | None:
+        """How nodes are asked, None without a command key. SettingsError for a key that cannot be used."""
+        key = self.command.read_key()
+        return None if key is None else Shipping(key, self.shipping_policy())

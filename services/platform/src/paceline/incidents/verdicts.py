@@ -25,6 +25,7 @@ from paceline.incidents.decide import (
     severity_of,
 )
 from paceline.incidents.memory import forget, remember
+from paceline.incidents.shipping import Shipping, ask_for_evidence
 from paceline.store.actors import system
 from paceline.store.incident_changes import ChangeContext, dump_verdict, record_change
 from paceline.store.models.incident import Incident, IncidentEpisode
@@ -44,6 +45,8 @@ EVENT_OF_REASON = {
     Reason.RESOLVE: EventType.INCIDENT_RESOLVED,
     Reason.WITHDRAW: EventType.INCIDENT_RESOLVED,
 }
+OPENING = (Reason.OPEN, Reason.REOPEN)
+ASKING = (*OPENING, Reason.REVISE, Reason.JOIN)
 RESOLUTIONS = {
     Reason.RESOLVE: "progress has resumed",
     Reason.WITHDRAW: "judged again with better evidence: no incident",
@@ -58,6 +61,7 @@ class VerdictContext:
     console_url: str
     bundles_max: int
     history: HistoryPolicy = field(default_factory=HistoryPolicy)
+    shipping: Shipping | None = None  # None: no node is asked for anything
 
 
 async def apply_verdict(
@@ -86,8 +90,13 @@ async def apply_verdict(
     if decision.reason is not Reason.IGNORE_ENDED:
         incident = found.current or (found.cause if decision.incident_id else None)
         incident = await _write(session, incident, record, decision.reason, change, stalled_at, context)
-        if decision.reason in (Reason.OPEN, Reason.REOPEN):
+        if decision.reason in OPENING:
             await _close_if_replaced(session, incident, record, change)
+        if context.shipping is not None and decision.reason in ASKING:
+            await ask_for_evidence(
+                session, incident, record.verdict, record.id, at, traceparent, context.shipping,
+                opens=decision.reason in OPENING,
+            )  # fmt: skip
     await session.flush()
     session.add(_stored(record, incident, decision, stalled_at, judged_at, at))
     await session.flush()

@@ -24,6 +24,7 @@ from paceline.lab.processes import LabError
 from paceline.runtime.app import App, Checked
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.kafka import create_topics
+from paceline.runtime.local import leave_command_key
 from paceline.runtime.settings import KafkaSettings, load_settings
 from paceline.store import migrate
 from paceline.store.engine import driver_dsn
@@ -33,6 +34,8 @@ TOKEN_VARIABLE = "PACELINE_API_ADMIN_TOKEN"  # noqa: S105 (the name of a variabl
 CONSOLE_VARIABLE = "PACELINE_API_CONSOLE_PATH"
 URL_BASE_VARIABLE = "PACELINE_CONSOLE_URL"
 PRIVATE_VARIABLE = "PACELINE_NOTIFIER_ALLOW_PRIVATE_ADDRESSES"
+COMMAND_KEY_VARIABLE = "PACELINE_COMMAND_KEY"
+COMMAND_KEY_FILE_VARIABLE = "PACELINE_COMMAND_KEY_FILE"
 API_PORT = 8300
 READY_S_MAX = 60.0
 READY_POLL_S = 0.05
@@ -87,6 +90,8 @@ class LocalPlatform:
         is_local = self.kafka is not None or self.postgres is not None
         if is_local and PRIVATE_VARIABLE not in os.environ:
             self.export(PRIVATE_VARIABLE, "true")  # receivers of a local platform are local, too
+        if COMMAND_KEY_VARIABLE not in os.environ and COMMAND_KEY_FILE_VARIABLE not in os.environ:
+            self.export(COMMAND_KEY_FILE_VARIABLE, str(leave_command_key(self.home)))
         self._export_api()
 
     async def prepare(self, *, fresh: bool = False) -> None:

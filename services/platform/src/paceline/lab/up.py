@@ -55,7 +55,7 @@ async def _serve(platform: LocalPlatform, *, with_agent: bool) -> None:
     telemetry = configure_telemetry(load_settings(TelemetrySettings), "paceline-platform")
     apps = platform.build()
     if with_agent:
-        apps.append(_build_agent())
+        apps.extend(_build_agent())
     health = HealthServer(load_settings(HttpSettings), checks_of(apps), telemetry.scrape)
     started = asyncio.Event()
     announcing = asyncio.create_task(_announce(platform, apps, health, started))
@@ -101,15 +101,13 @@ def describe(platform: LocalPlatform, health_port: int) -> list[str]:
     return lines
 
 
-def _build_agent() -> App:
-    from paceline.agent.app import AgentApp
-    from paceline.agent.kafka_publisher import KafkaPublisher
+def _build_agent() -> list[App]:
+    from paceline.agent.evidence import make_agent
     from paceline.agent.settings import AgentSettings
-    from paceline.runtime.settings import KafkaSettings
+    from paceline.runtime.settings import CommandSettings, KafkaSettings
 
-    clock, settings = SystemClock(), load_settings(AgentSettings)
-    publisher = KafkaPublisher(load_settings(KafkaSettings), f"agent-{settings.node}", clock)
-    return AgentApp(settings, clock, publisher)
+    settings, kafka = load_settings(AgentSettings), load_settings(KafkaSettings)
+    return make_agent(settings, kafka, load_settings(CommandSettings).read_key(), SystemClock())
 
 
 def _quiet() -> dict[str, object]:

@@ -1,11 +1,13 @@
-"""What the platform of this machine leaves behind for its agent: where its Kafka is."""
+"""What the platform of this machine leaves behind for its agent: where its Kafka is, and the command key."""
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 HOME_VARIABLE = "PACELINE_HOME"
 _BOOTSTRAP_FILE = "bootstrap"
+_COMMAND_KEY_FILE = "command-key"
 _BOOTSTRAP_BYTES_MAX = 1024
 
 
@@ -28,3 +30,19 @@ def find_bootstrap(environment: Mapping[str, str] = os.environ) -> str | None:
             return file.read(_BOOTSTRAP_BYTES_MAX).strip() or None
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def leave_command_key(home: Path) -> Path:
+    """The file with the key that commands are signed with, made where there is none."""
+    path = home / _COMMAND_KEY_FILE
+    if not path.exists():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+    return path
+
+
+def find_command_key(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The key file that a platform with this home left and that we may read, None where there is none."""
+    path = home_directory(environment) / _COMMAND_KEY_FILE
+    return path if os.access(path, os.R_OK) else None

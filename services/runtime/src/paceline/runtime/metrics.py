@@ -27,6 +27,8 @@ CounterName = Literal[
     "paceline.localizer.dropped",  # reason; what a bound of the memory refused or forgot
     "paceline.incidents.opened",  # verdict
     "paceline.incidents.resolved",  # verdict
+    "paceline.evidence.expired",  # nodes that did not ship in time
+    "paceline.evidence.dropped",  # shipped archives that a bound took away
     "paceline.outbox.published",  # topic
     "paceline.webhook.deliveries",  # integration, outcome
     "paceline.agent.samples",

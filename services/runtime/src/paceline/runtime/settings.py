@@ -18,6 +18,37 @@ class SettingsError(ValueError):
     """A setting that cannot be used; the message names variable, value and what was expected."""
 
 
+COMMAND_KEY_BYTES_MIN = 16
+_COMMAND_KEY_BYTES_MAX = 4096
+
+
+class CommandSettings(BaseSettings):
+    """`PACELINE_COMMAND_*`: the key that commands to agents are signed with; without it none are sent, and an
+    agent obeys none."""
+
+    model_config = SettingsConfigDict(env_prefix="PACELINE_COMMAND_", frozen=True, extra="ignore")
+
+    key: SecretStr | None = None
+    key_file: Path | None = None  # its content without the end of the line
+
+    def read_key(self) -> bytes | None:
+        """The key, None where none is set. SettingsError where it cannot be read or is short."""
+        if self.key is not None and self.key.get_secret_value():
+            content, name = self.key.get_secret_value().encode(), "PACELINE_COMMAND_KEY"
+        elif self.key_file is not None:
+            name = "PACELINE_COMMAND_KEY_FILE"
+            try:
+                with self.key_file.open("rb") as file:
+                    content = file.read(_COMMAND_KEY_BYTES_MAX).strip()
+            except OSError as error:
+                raise SettingsError(f"{name} is {self.key_file}: {error.strerror or error}") from None
+        else:
+            return None
+        if len(content) < COMMAND_KEY_BYTES_MIN:
+            raise SettingsError(f"{name} has {len(content)} bytes, expected {COMMAND_KEY_BYTES_MIN} or more")
+        return content
+
+
 class KafkaSettings(BaseSettings):
     """`PACELINE_KAFKA_*`: where Kafka is and how to speak with it."""
 

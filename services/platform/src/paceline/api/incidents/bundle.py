@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import tarfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
@@ -26,17 +27,21 @@ from paceline.api.incidents.bundle_records import (
     verdict_digest,
     verdicts_record,
 )
+from paceline.contracts.events import ShipmentState
 from paceline.store.base import JsonObject
 from paceline.store.incident_changes import read_verdict
 from paceline.store.models.evidence import EvidenceBundle
 from paceline.store.models.incident import Incident
+from paceline.store.models.shipment import Shipment
 from paceline.store.models.verdict import StoredVerdict
 from paceline.store.repositories.evidence import EvidenceRepository
 from paceline.store.repositories.incidents import IncidentRepository
+from paceline.store.repositories.shipments import ShipmentRepository
 
 VERDICTS_MAX = 1000
 RECORD_BYTES_MAX = 32 << 20  # of one JSON file; a larger one is left out by name
 MANIFEST = "manifest.json"
+SHIPPED = "shipped"
 COMPRESSION = 1  # nearly everything inside is compressed already
 
 
@@ -82,6 +87,14 @@ async def write_bundle(session: AsyncSession, incident: Incident, target: IO[byt
         if newest is not None:
             contents.add_record("health.json", "health", health_record(newest.data))
     contents.files += _evidence_files(bundles, verdicts)
+    shipments = ShipmentRepository(session)
+    shipped = await shipments.of_incident(incident.id)
+    contents.files += _shipped_files(shipped)
+    contents.left_out += [
+        {"name": f"shipped of {each.node}", "why": f"{each.state}: {each.message}".rstrip(": ")}
+        for each in shipped
+        if each.state != ShipmentState.SHIPPED.value
+    ]
     manifest = {
         "format": FORMAT,
         "incident": incident_record(incident),
@@ -92,7 +105,9 @@ async def write_bundle(session: AsyncSession, incident: Incident, target: IO[byt
         await asyncio.to_thread(archive.add, MANIFEST, _json(manifest))
         for file in contents.files:
             content = file.content
-            if content is None:
+            if content is None and file.entry["what"] == SHIPPED:
+                content = await shipments.archive(str(file.entry["id"]))
+            elif content is None:
                 found = await evidence.get(incident.id, str(file.entry["id"]))
                 content = b"" if found is None else found.data
             await asyncio.to_thread(archive.add, file.name, content)
@@ -119,6 +134,31 @@ def _evidence_files(bundles: Sequence[EvidenceBundle], verdicts: Sequence[Stored
             )
         )
     return files
+
+
+def _shipped_files(shipments: Sequence[Shipment]) -> list[_File]:
+    """As they came: archives of `paceline collect`."""
+    whole = [each for each in shipments if each.state == ShipmentState.SHIPPED.value]
+    return [
+        _File(
+            {
+                "name": f"shipped/{number:02}-{_file_name(each.node)}.tar.gz",
+                "what": SHIPPED,
+                "bytes": each.bytes_count,
+                "sha256": each.sha256,
+                "id": each.id,
+                "node": each.node,
+                "reason": each.reason,
+                "collected_at": None if each.collected_at is None else each.collected_at.isoformat(),
+            }
+        )
+        for number, each in enumerate(whole, 1)
+    ]
+
+
+def _file_name(node: str) -> str:
+    """At most 60 characters that no file system minds."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", node)[:60]
 
 
 def _json(value: object) -> bytes:

@@ -21,6 +21,8 @@ from paceline.api.incidents.schemas import (
     IncidentSummary,
     OperationRead,
     RootRead,
+    ShipmentRead,
+    ShippedRead,
     TimelineEntryRead,
     VerdictRevision,
     WhatHappened,
@@ -40,6 +42,7 @@ from paceline.store.repositories.deliveries import DeliveryRepository
 from paceline.store.repositories.evidence import EvidenceRepository
 from paceline.store.repositories.incidents import IncidentRepository
 from paceline.store.repositories.jobs import JobRepository
+from paceline.store.repositories.shipments import ShipmentRepository, evidence_state
 
 TIMELINE_MAX = 200
 REVISIONS_MAX = 50
@@ -64,6 +67,11 @@ async def build_page(
     timeline = await incidents.timeline(incident.id, TIMELINE_MAX + 1)
     revisions = await incidents.verdicts(incident.id, REVISIONS_MAX)
     bundles = await EvidenceRepository(session).of_incident(incident.id)
+    shipments = await ShipmentRepository(session).of_incident(incident.id)
+    shipped = ShippedRead(
+        state=evidence_state(shipments, now),
+        nodes=[ShipmentRead.model_validate(shipment) for shipment in shipments],
+    )
     return IncidentRead(
         **_summary_fields(incident, verdict),
         job_name=incident.job if job is None else job.name or job.id,
@@ -71,7 +79,7 @@ async def build_page(
         cluster="" if job is None else job.cluster,
         user="" if job is None else job.user,
         what_happened=_what_happened(incident, verdict, communicators, detected_at(incident, timeline)),
-        why=_why(verdict, revisions, bundles),
+        why=_why(verdict, revisions, bundles, shipped),
         what_next=WhatNext(
             action=ActionRead.model_validate(verdict.action), owner=verdict.owner, mode=OBSERVE
         ),
@@ -142,7 +150,12 @@ def _what_happened(
     )
 
 
-def _why(verdict: Verdict, revisions: Sequence[StoredVerdict], bundles: Sequence[EvidenceBundle]) -> Why:
+def _why(
+    verdict: Verdict,
+    revisions: Sequence[StoredVerdict],
+    bundles: Sequence[EvidenceBundle],
+    shipped: ShippedRead,
+) -> Why:
     coverage = verdict.coverage
     bundle_of = {bundle.verdict_id: bundle.id for bundle in bundles}
     return Why(
@@ -170,6 +183,7 @@ def _why(verdict: Verdict, revisions: Sequence[StoredVerdict], bundles: Sequence
         would_decide=verdict.would_decide,
         revisions=[_revision(row, bundle_of.get(row.id)) for row in revisions],
         bundles=[EvidenceBundleRead.model_validate(bundle) for bundle in bundles],
+        shipped=shipped,
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from paceline.api.nodes.schemas import MemoryRead
 from paceline.api.schemas import ReadModel, WriteModel
 from paceline.api.webhooks.schemas import DeliveryStatus
-from paceline.contracts.events import IncidentStatus, Severity
+from paceline.contracts.events import EvidenceState, IncidentStatus, Severity, ShipmentState
 from paceline.contracts.verdicts import ActionKind, Owner, Role, RootKind, SubReason, VerdictClass
 
 
@@ -156,6 +156,31 @@ class EvidenceBundleRead(ReadModel):
     created_at: datetime
 
 
+class ShipmentRead(ReadModel):
+    """One node that was asked for logs, stacks, dumps and its kernel log. `reason` is root or witness;
+    `bytes_count` is 0 where nothing has come."""
+
+    id: str
+    node: str
+    reason: Literal["root", "witness"]
+    state: ShipmentState
+    message: str
+    asked_at: datetime
+    deadline_at: datetime
+    collected_at: datetime | None
+    received_at: datetime | None
+    bytes_count: int
+    sha256: str
+
+
+class ShippedRead(ReadModel):
+    """What nodes ship before anything is killed. `state` is that of the newest opening of the incident:
+    nothing is killed while it is pending."""
+
+    state: EvidenceState
+    nodes: list[ShipmentRead]
+
+
 class Why(ReadModel):
     """Evidence and counter-evidence, and what the verdict could not see."""
 
@@ -166,6 +191,7 @@ class Why(ReadModel):
     would_decide: str
     revisions: list[VerdictRevision]
     bundles: list[EvidenceBundleRead]
+    shipped: ShippedRead
 
 
 class WhatNext(ReadModel):

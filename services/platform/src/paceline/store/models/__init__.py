@@ -12,6 +12,7 @@ from paceline.store.models.outbox import OutboxEvent
 from paceline.store.models.place import IncidentPlace
 from paceline.store.models.scaling import ScalingWindow
 from paceline.store.models.session import ConsoleSession
+from paceline.store.models.shipment import Shipment, ShipmentPart
 from paceline.store.models.timeline import TimelineEntry
 from paceline.store.models.token import Token
 from paceline.store.models.verdict import StoredVerdict
@@ -32,6 +33,8 @@ __all__ = [
     "JobNode",
     "OutboxEvent",
     "ScalingWindow",
+    "Shipment",
+    "ShipmentPart",
     "StoredVerdict",
     "TimelineEntry",
     "Token",

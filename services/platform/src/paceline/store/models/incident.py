@@ -43,6 +43,7 @@ class Incident(Base):
     resolved_at: Mapped[datetime | None]
     resolved_by: Mapped[str | None]
     resolution: Mapped[str]
+    evidence: Mapped[str] = mapped_column(default="none")  # contracts.events.EvidenceState, of what was asked
     reopened_count: Mapped[int]
     version: Mapped[int]
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, exists, func, select, text, tuple_
+from sqlalchemy import and_, delete, exists, func, or_, select, text, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from paceline.contracts.ids import rank_spans
 from paceline.store.base import Base, JsonObject
 from paceline.store.models.communicator import JobCommunicator
 from paceline.store.models.incident import Incident
@@ -16,6 +17,8 @@ from paceline.store.models.node import JobNode
 from paceline.store.models.scaling import ScalingWindow
 from paceline.store.repositories.incidents import OPEN_STATUSES
 
+PLACES_MAX = 512
+PLACE_ROWS_MAX = 5000
 UPSERT_ROWS_MAX = 100  # PostgreSQL takes 32,767 parameters; larger statements are not faster
 
 
@@ -74,6 +77,25 @@ class JobRepository:
             .order_by(JobNode.left.desc(), JobNode.updated_at, JobNode.node)
         )
         return (await self._session.scalars(query)).all()
+
+    async def places_of(self, job: str, attempt: str, ranks: Sequence[int]) -> list[tuple[int, str]]:
+        """(rank, node) of those of `ranks` that are registered, in their order; of two nodes that claim a
+        rank the later one. Of PLACES_MAX ranks at most."""
+        wanted = list(dict.fromkeys(ranks))[:PLACES_MAX]
+        if not wanted:
+            return []
+        around = [and_(JobNode.rank_min <= rank, JobNode.rank_max >= rank) for rank in wanted]
+        query = (
+            select(JobNode.node, JobNode.rank_ranges)
+            .where(JobNode.job == job, JobNode.attempt == attempt, or_(*around))
+            .order_by(JobNode.left.desc(), JobNode.updated_at, JobNode.node)
+            .limit(PLACE_ROWS_MAX)
+        )
+        found: dict[int, str] = {}
+        for node, ranges in (await self._session.execute(query)).all():
+            spans = rank_spans(ranges)
+            found.update((rank, node) for rank in wanted if any(rank in span for span in spans))
+        return [(rank, found[rank]) for rank in wanted if rank in found]
 
     async def rank_ranges(self, job: str, attempt: str) -> Sequence[tuple[str, bool]]:
         """Ranks as text and whether the node has left, in the order of `nodes`."""
