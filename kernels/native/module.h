@@ -35,6 +35,8 @@ PyMethodDef fast_method(const char* name, F* function) {
 int add_page_type(PyObject* module);
 int add_mapping_type(PyObject* module);
 int add_settler_type(PyObject* module);
+int add_intake(PyObject* module);
+int add_checksums(PyObject* module);
 
 struct PageObject {
   PyObject_HEAD

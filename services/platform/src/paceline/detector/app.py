@@ -6,11 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.detection.evidence import SIGNAL_BYTES_MAX, split_batch
+from paceline.analysis.detection.placing import install
 from paceline.contracts.batch import BatchError, BatchKind, decode_batch, encode_batch
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import HealthEvent, JobRecord
 from paceline.contracts.topics import DETECTOR_STATE, FRAMES, HEALTH, JOBS, SIGNALS
-from paceline.detector.core import BlockKey, DetectorCore, Forgotten, Held, Output, Placed, Signal
+from paceline.detector.core import (
+    BlockKey,
+    DetectorCore,
+    Forgotten,
+    Held,
+    Output,
+    Placed,
+    PlacedRun,
+    Signal,
+)
+from paceline.detector.native import native_checksums, native_placing
+from paceline.detector.records import RecordReader
 from paceline.detector.settings import DetectorSettings
 from paceline.detector.state import SnapshotShelf, StoredSnapshot, load_held, packer
 from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
@@ -71,6 +83,7 @@ class DetectorApp:
         )
         self.shelf = SnapshotShelf(settings.snapshots_bytes_max)
         self.dropped_durable = 0
+        self._reader = RecordReader(native_checksums())
         self._stored_ns = self.clock.monotonic_ns()
         self._tasks = BackgroundTasks()
         # Apart: snapshots come again, and a flood of them must cost no heartbeat event.
@@ -99,6 +112,7 @@ class DetectorApp:
         )  # fmt: skip
 
     async def start(self) -> None:
+        install(native_placing())
         gc.set_threshold(GC_ALLOCATIONS, 20, 20)
         await self._producer.start()
         for consumer in (self._states, self._jobs, self._signals, self._frames):
@@ -131,12 +145,14 @@ class DetectorApp:
         start = 0
         while start < len(records):
             at_once = len(records) if self.core.has_grown else APPLIED_AT_ONCE
-            placed = self._decode(records[start : start + at_once], bad)
+            before = len(bad)
+            part = records[start : start + at_once]
+            placed = self._decode(part, bad)
             start += at_once
             started_ns = self.clock.monotonic_ns()
             outputs = self.core.apply(placed)
             observe("paceline.detector.tick", (self.clock.monotonic_ns() - started_ns) / 1e9)
-            count("paceline.frames.received", len(placed))
+            count("paceline.frames.received", len(part) - len(bad) + before)
             await self._emit(outputs)
             await asyncio.sleep(0)
         if records:
@@ -144,21 +160,14 @@ class DetectorApp:
             gauge("paceline.detector.event_delay", max(0.0, delay_s))
         return bad
 
-    def _decode(self, records: Sequence[Record], bad: list[BadRecord]) -> list[Placed]:
+    def _decode(self, records: Sequence[Record], bad: list[BadRecord]) -> list[Placed | PlacedRun]:
         """What can be read of `records`; the rest is added to `bad`."""
-        placed: list[Placed] = []
-        for record in records:
-            try:
-                batch = decode_batch(record.value)
-            except BatchError as error:
-                bad.append(BadRecord(record, str(error)))
-                continue
-            if batch.kind not in (BatchKind.FRAMES, BatchKind.TICK):
-                bad.append(BadRecord(record, f"kind {batch.kind.name}, expected FRAMES or TICK"))
-                continue
-            if batch.kind is BatchKind.TICK and batch.node == self.settings.instance:
-                self._tick_came_back(BlockKey(batch.job, batch.attempt, batch.shard), batch.seq)
-            placed.append(Placed(record.partition, record.offset, batch))
+        placed = self._reader.read(records, bad)
+        for one in placed:
+            if isinstance(one, Placed) and one.batch.kind is BatchKind.TICK:
+                tick = one.batch
+                if tick.node == self.settings.instance:
+                    self._tick_came_back(BlockKey(tick.job, tick.attempt, tick.shard), tick.seq)
         return placed
 
     async def _handle_jobs(self, records: Sequence[Record]) -> Sequence[BadRecord]:

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from paceline.analysis.detection import Decision, DecisionKind, DetectionPolicy, JobBlock, Reason
 from paceline.contracts.batch import Batch, BatchFlag, BatchKind
+from paceline.contracts.batch_run import BatchRun
 from paceline.contracts.ids import derived_id
 from paceline.contracts.registry import HealthEvent, HealthKind, JobRecord, JobState
 
@@ -46,6 +47,14 @@ class Placed(NamedTuple):
     batch: Batch
 
 
+class PlacedRun(NamedTuple):
+    """Records of FRAMES of one partition that were read together; offsets grow."""
+
+    partition: int
+    offsets: Sequence[int]
+    run: BatchRun
+
+
 @dataclass(frozen=True)
 class Signal:
     """One signal, not yet cut into records."""
@@ -78,7 +87,7 @@ class Held:
     tick_seq: int = 0
     sampled_unix_ns: int = 0  # newest of any sender
     failed: bool = False  # the registry says so; kept while suspect
-    waiting: list[Batch] = field(default_factory=list)  # frames not yet applied
+    waiting: list[Batch | BatchRun] = field(default_factory=list)  # frames not yet applied
 
 
 class DetectorCore:
@@ -105,12 +114,14 @@ class DetectorCore:
 
     # ------------------------------------------------------------------ the log of frames
 
-    def apply(self, records: Iterable[Placed]) -> list[Output]:
+    def apply(self, records: Iterable[Placed | PlacedRun]) -> list[Output]:
         """Take records in log order; outputs in the order in which they follow."""
         outputs: list[Output] = []
         members = sum(len(held.block.members) for held in self.held.values())
         for record in records:
-            if record.batch.kind is BatchKind.TICK:
+            if isinstance(record, PlacedRun):
+                self._collect_run(record)
+            elif record.batch.kind is BatchKind.TICK:
                 outputs.extend(self._tick(record))
             else:
                 self._collect(record)
@@ -126,6 +137,28 @@ class DetectorCore:
             return
         held.sampled_unix_ns = max(held.sampled_unix_ns, batch.sampled_unix_ns)
         held.waiting.append(batch)
+
+    def _collect_run(self, record: PlacedRun) -> None:
+        """By block; what is not simply the next part of a block that we hold goes record by record."""
+        run, shards = record.run, record.run.heads["shard"]
+        if len({origin.attempt for origin in run.origins}) == 1 and bool((shards == shards[0]).all()):
+            return self._collect_part(BlockKey(*run.origins[0].attempt, int(shards[0])), record)
+        parts: dict[BlockKey, list[int]] = {}
+        for at, (origin, shard) in enumerate(zip(run.origins, shards.tolist(), strict=True)):
+            parts.setdefault(BlockKey(*origin.attempt, shard), []).append(at)
+        for key, places in parts.items():
+            offsets = [record.offsets[at] for at in places]
+            self._collect_part(key, PlacedRun(record.partition, offsets, run.take(places)))
+
+    def _collect_part(self, key: BlockKey, record: PlacedRun) -> None:
+        held = self.held.get(key)
+        if held is None or held.partition != record.partition or record.offsets[0] < held.next_offset:
+            for at, offset in enumerate(record.offsets):
+                self._collect(Placed(record.partition, offset, record.run.batch(at)))
+            return
+        held.next_offset = record.offsets[-1] + 1
+        held.sampled_unix_ns = max(held.sampled_unix_ns, int(record.run.heads["sampled_unix_ns"].max()))
+        held.waiting.append(record.run)
 
     def _find(self, record: Placed) -> Held | None:
         batch = record.batch
@@ -171,17 +204,25 @@ class DetectorCore:
         return True
 
     def _flush(self, held: Held) -> None:
-        if held.waiting:
-            batches, held.waiting = held.waiting, []
-            held.block.apply(batches)
-            self._retire_elsewhere(held, batches)
+        if not held.waiting:
+            return
+        waiting, held.waiting = held.waiting, []
+        if len(waiting) == 1 and isinstance(waiting[0], BatchRun):
+            held.block.apply_run(waiting[0])
+            self._retire_elsewhere(held, [origin.node for origin in waiting[0].origins])
+            return
+        batches: list[Batch] = []
+        for one in waiting:
+            batches.extend([one] if isinstance(one, Batch) else map(one.batch, range(len(one))))
+        held.block.apply(batches)
+        self._retire_elsewhere(held, [batch.node for batch in batches])
 
-    def _retire_elsewhere(self, held: Held, batches: Sequence[Batch]) -> None:
+    def _retire_elsewhere(self, held: Held, nodes: Sequence[str]) -> None:
         """A node that reports a newer attempt has left the older ones."""
         for other in self._other_attempts(held):
             if other.first_offset < held.first_offset:
-                for batch in batches:
-                    other.block.retire(batch.node)
+                for node in nodes:
+                    other.block.retire(node)
 
     def _tick(self, record: Placed) -> list[Output]:
         tick = record.batch

@@ -3,12 +3,11 @@
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
 from paceline.analysis.detection.arrays import MS, SECOND_NS, Ints, Rows, join_rows
+from paceline.analysis.detection.decisions import Decision, DecisionKind
 from paceline.analysis.detection.evidence import bound_rows, gather_extras
 from paceline.analysis.detection.gates import (
     NO_GATE,
@@ -17,46 +16,29 @@ from paceline.analysis.detection.gates import (
     is_stepless_warm,
     judge_gate,
 )
-from paceline.analysis.detection.intake import Entry, take_members, take_processes
+from paceline.analysis.detection.intake import Sampled, take_members, take_processes, waves_of
 from paceline.analysis.detection.iterations import IterationWatch
 from paceline.analysis.detection.members import Members
 from paceline.analysis.detection.policy import DetectionPolicy
 from paceline.analysis.detection.processes import GONE, Mark, Processes
 from paceline.analysis.detection.reasons import Gate, Reason, Refusal
-from paceline.analysis.detection.senders import MISSED_MAX, Sender, join_rounds, only_kept
+from paceline.analysis.detection.senders import (
+    MISSED_MAX,
+    Sender,
+    join_rounds,
+    only_kept,
+    without_evidence,
+)
 from paceline.analysis.detection.slow import SlowWatch
 from paceline.analysis.detection.stall import StallView, Times, judge_stalls, may_stall
 from paceline.analysis.detection.suspicion import Suspicion
-from paceline.contracts.batch import ROW_DTYPES, Batch, RowKind
+from paceline.contracts.batch import ROW_DTYPES, Batch, BatchFlag, RowKind
+from paceline.contracts.batch_run import BatchRun
 from paceline.contracts.codes import HostWait
 
 QUIET_NS_MAX = 60 * SECOND_NS  # nobody has reported for so long: there is nothing new to publish
 EVIDENCE_STALE_NS = 5 * SECOND_NS  # not longer than the floor of a stall
 TICK_STEP_NS_MAX = 2 * SECOND_NS  # a pause of the detector itself must not look like a silence
-
-
-class DecisionKind(IntEnum):
-    STALLED = 1
-    SLOW = 2
-    STATE = 3
-    CLEAR = 4
-    HEARTBEAT_LOST = 5
-    HEARTBEAT_BACK = 6
-    ENDED = 7  # the block may be dropped
-    SCALING = 8  # a window of iterations is full
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What to publish, and why."""
-
-    kind: DecisionKind
-    reason: Reason
-    communicator: int = 0  # that opened the episode
-    round: int = 0
-    slow: bool = False  # an episode of slow rounds, not of a stall
-    node: str = ""  # heartbeats
-    node_seq: int = 0  # last sequence number heard of that node
 
 
 class JobBlock:
@@ -94,61 +76,121 @@ class JobBlock:
 
     def apply(self, batches: Sequence[Batch]) -> None:
         """Take records in log order. Rows of one sender are applied sample by sample."""
-        waves: list[list[Entry]] = []
-        depth: dict[str, int] = {}
+        taken: list[tuple[Sender, Batch]] = []
         rounds = join_rounds(batches)
         for batch, kept_only in zip(batches, only_kept(batches, rounds), strict=True):
             sender = self._sender(batch.node)
+            if sender is not None and self._take(sender, batch, kept_only=kept_only):
+                taken.append((sender, batch))
+        for places in waves_of([sender for sender, _ in taken]):
+            entries = [taken[at] for at in places]
+            whole = len(entries) == len(batches)
+            self._apply_rows(
+                Sampled.of_entries(entries, RowKind.PROCESS),
+                Sampled.of_entries(entries, RowKind.STATE),
+                rounds if whole else join_rounds([batch for _, batch in entries]),
+                [batch for _, batch in entries],
+            )
+
+    def apply_run(self, run: BatchRun) -> None:
+        """The same for records that were read together: who sends nothing unusual is not looked at alone."""
+        rounds, counts = run.table(RowKind.ROUND)
+        kept = without_evidence(rounds, np.array(counts)) & (
+            (run.heads["flags"] & BatchFlag.SUSPECT.value) == 0
+        )
+        usual, kept_only = (run.plain & kept).tolist(), kept.tolist()
+        times = [run.heads[name].tolist() for name in ("seq", "sampled_ns", "sampled_unix_ns")]
+        places: list[int] = []
+        senders: list[Sender] = []
+        unusual: dict[int, Batch] = {}
+        gaps, known, now_ns = 0, self.senders, self.now_ns
+        for at, (origin, is_usual, seq, sampled_ns, unix_ns) in enumerate(
+            zip(run.origins, usual, *times, strict=True)
+        ):
+            sender = known.get(origin.node) or self._sender(origin.node)
             if sender is None:
-                self.refused[Refusal.NODES_FULL] += 1
                 continue
-            fresh, note = sender.judge(batch)
-            if note is not None:
-                self.refused[note] += 1
-            if not fresh:
-                continue
-            if sender.silent:
-                sender.silent = False
-                self._backs.append(sender.node)
-            dropped = sender.take(batch, self.now_ns, self.policy.bounds.extra_rows_max, kept_only=kept_only)
-            if dropped:
-                self.refused[Refusal.EXTRA_ROWS_FULL] += dropped
-            if sender.followed:
-                self.iterations.take(batch)
-            wave = depth.get(batch.node, 0)
-            depth[batch.node] = wave + 1
-            if wave == len(waves):
-                waves.append([])
-            waves[wave].append((sender, batch))
-        for entries in waves:
-            self.first_ns = self.first_ns or self.now_ns
-            take_processes(self.processes, entries, self._rank_limit, self.now_ns, self.refused)
-            take_members(self.members, entries, self._rank_limit, self.now_ns, self.refused)
-            self._apply_rounds(entries, rounds if len(entries) == len(batches) else None)
+            missed = sender.advance(seq, sampled_ns, unix_ns, now_ns) if is_usual else None
+            if missed is None:
+                batch = unusual[at] = run.batch(at)
+                if not self._take(sender, batch, kept_only=kept_only[at]):
+                    continue
+            else:
+                if missed:
+                    gaps += 1
+                if sender.silent:
+                    self._note_back(sender)
+                if sender.followed:
+                    tables = run.rows(at, RowKind.ROUND), run.rows(at, RowKind.PROCESS)
+                    self.iterations.take_rows(*tables, sampled_ns)
+            places.append(at)
+            senders.append(sender)
+        if gaps:
+            self.refused[Refusal.SEQUENCE_GAP] += gaps
+        for wave in waves_of(senders):
+            at_once = [senders[at] for at in wave]
+            part = run if len(wave) == len(run) else run.take([places[at] for at in wave])
+            self._apply_rows(
+                Sampled.of_run(at_once, part, RowKind.PROCESS),
+                Sampled.of_run(at_once, part, RowKind.STATE),
+                rounds if part is run else part.table(RowKind.ROUND)[0],
+                [unusual[places[at]] for at in wave if places[at] in unusual],
+            )
+
+    def _take(self, sender: Sender, batch: Batch, *, kept_only: bool) -> bool:
+        """False for a record that is no news."""
+        fresh, note = sender.judge(batch)
+        if note is not None:
+            self.refused[note] += 1
+        if not fresh:
+            return False
+        self._note_back(sender)
+        dropped = sender.take(batch, self.now_ns, self.policy.bounds.extra_rows_max, kept_only=kept_only)
+        if dropped:
+            self.refused[Refusal.EXTRA_ROWS_FULL] += dropped
+        if sender.followed:
+            self.iterations.take(batch)
+        return True
+
+    def _note_back(self, sender: Sender) -> None:
+        if sender.silent:
+            sender.silent = False
+            self._backs.append(sender.node)
 
     def _sender(self, node: str) -> Sender | None:
+        """None, and counted, where there are too many."""
         sender = self.senders.get(node)
-        if sender is None and len(self.senders) < self.policy.bounds.nodes_max:
-            sender = self.senders[node] = Sender(node, followed=self.iterations.follows(node))
+        if sender is not None:
+            return sender
+        if len(self.senders) >= self.policy.bounds.nodes_max:
+            self.refused[Refusal.NODES_FULL] += 1
+            return None
+        sender = self.senders[node] = Sender(node, followed=self.iterations.follows(node))
         return sender
 
     @property
     def _rank_limit(self) -> int:
         return min(self.world_size or self.policy.bounds.ranks_max, self.policy.bounds.ranks_max)
 
-    def _apply_rounds(self, entries: list[Entry], rounds: Rows | None) -> None:
-        rounds = join_rounds([batch for _, batch in entries]) if rounds is None else rounds
+    def _apply_rows(
+        self, processes: Sampled, states: Sampled, rounds: Rows, with_edges: Sequence[Batch]
+    ) -> None:
+        """At most one sample of each sender."""
+        self.first_ns = self.first_ns or self.now_ns
+        take_processes(self.processes, processes, self._rank_limit, self.now_ns, self.refused)
+        sent = take_members(self.members, states, self._rank_limit, self.now_ns, self.refused)
         if len(rounds):
-            self.slow.apply(rounds, self.members, self.now_ns, self._sent_positions(entries))
+            sent = self._sent_positions(states.senders) if sent is None else sent
+            self.slow.apply(rounds, self.members, self.now_ns, sent)
         if self.slow.hot:
-            self.slow.apply_edges([rows for _, batch in entries if len(rows := batch.table(RowKind.EDGE))])
+            self.slow.apply_edges([rows for batch in with_edges if len(rows := batch.table(RowKind.EDGE))])
 
-    def _sent_positions(self, entries: list[Entry]) -> Ints:
-        """Positions of the members in the order of the STATE rows of `entries`; empty where unknown."""
+    def _sent_positions(self, senders: Sequence[Sender]) -> Ints:
+        """Positions of the members in the order of the STATE rows of `senders`; empty where unknown."""
         generation = self.members.generation
-        if any(sender.member_generation != generation for sender, _ in entries):
+        if any(sender.member_generation != generation for sender in senders):
             return np.zeros(0, np.int64)
-        return np.concatenate([sender.member_positions for sender, _ in entries])
+        return np.concatenate([sender.member_positions for sender in senders])
 
     # ------------------------------------------------------------------ time
 

@@ -63,11 +63,14 @@ class IterationWatch:
 
     def take(self, batch: Batch) -> None:
         """Keep the rows of one record of a node that is followed."""
-        rounds, processes = batch.table(RowKind.ROUND), batch.table(RowKind.PROCESS)
+        self.take_rows(batch.table(RowKind.ROUND), batch.table(RowKind.PROCESS), batch.sampled_ns)
+
+    def take_rows(self, rounds: Rows, processes: Rows, sampled_ns: int) -> None:
+        """Keep the ROUND and PROCESS rows of one record."""
         if len(rounds):
             self._rounds.append(rounds)
         if len(processes):
-            self._processes.append((processes, batch.sampled_ns))
+            self._processes.append((processes, sampled_ns))
         self._pending_bytes += rounds.nbytes + processes.nbytes
         if self._pending_bytes > PENDING_BYTES_MAX:
             self._sum_up()

@@ -7,6 +7,7 @@ rows come in the same order each time, so their positions are cached per sender 
 import numpy as np
 
 from paceline.analysis.detection.arrays import U8, U16, U32, U64, Ints, Rows
+from paceline.analysis.detection.placing import Table, address, placing_of
 from paceline.contracts.batch import STATE_ROW
 
 _WORDS = STATE_ROW.itemsize // 8
@@ -32,7 +33,6 @@ class Members:
         self.rank: U32 = np.zeros(count, np.uint32)
         self.completed: U64 = np.zeros(count, np.uint64)
         self.head_round: U64 = np.zeros(count, np.uint64)
-        self.counts: U64 = np.zeros(count, np.uint64)
         self.head_age_ms: U32 = np.zeros(count, np.uint32)
         self.idle_ms: U32 = np.zeros(count, np.uint32)
         self.flags: U16 = np.zeros(count, np.uint16)
@@ -102,7 +102,7 @@ class Members:
         self._index()
 
     def _columns(self) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-        names = ("_words", "comm", "rank", "completed", "head_round", "counts",
+        names = ("_words", "comm", "rank", "completed", "head_round",
                  "head_age_ms", "idle_ms", "flags", "still", "seen_ns")  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -113,33 +113,52 @@ class Members:
         self._keys = (self.group << 32) | self.rank.astype(np.int64)
         self.generation += 1
 
+    def apply_same(self, positions: Ints, rows: Rows, now_ns: int) -> bool:
+        """As `apply`, for positions from a cache; False, and nothing applied, where a member is another."""
+        placing = placing_of(rows, positions)
+        if placing is not None and len(positions) == len(rows):
+            numbers = (len(rows), address(positions), len(self), *map(address, self._places()), now_ns)
+            if placing.place_states(address(rows), *numbers):
+                return True
+        before = self._words[positions]
+        known = before.reshape(-1).view(STATE_ROW)
+        if not (np.array_equal(known["comm"], rows["comm"]) and np.array_equal(known["rank"], rows["rank"])):
+            return False
+        self._apply(positions, rows, known, now_ns)
+        return True
+
     def apply(self, positions: Ints, rows: Rows, now_ns: int) -> None:
         """Take newest rows of distinct members; `still` counts samples without progress.
 
         Entering a round behind an open one (run-ahead) is no progress; completing, a new head of
         line, a slice sent or received, and an idle time that shrank are.
         """
-        completed = rows["completed"]
-        head_round = rows["head_round"]
-        counts = rows["send_count"] + rows["recv_count"]
-        idle = rows["idle_ms"]
-        moved = completed != self.completed[positions]
-        moved |= head_round != self.head_round[positions]
-        moved |= counts != self.counts[positions]
-        moved |= idle < self.idle_ms[positions]
+        self._apply(positions, rows, self._words[positions].reshape(-1).view(STATE_ROW), now_ns)
+
+    def _apply(self, positions: Ints, rows: Rows, before: Rows, now_ns: int) -> None:
+        """`before`: the rows at `positions`, gathered at once: one visit to memory for all their fields."""
+        completed, head_round, idle = rows["completed"], rows["head_round"], rows["idle_ms"]
+        moved = completed != before["completed"]
+        moved |= head_round != before["head_round"]
+        sums = rows["send_count"] + rows["recv_count"]
+        moved |= sums != before["send_count"] + before["recv_count"]
+        moved |= idle < before["idle_ms"]
         still = self.still[positions]
         np.add(still, 1, out=still, where=still < STILL_MAX)
         still[moved | (self.seen_ns[positions] == 0)] = 0
         self.still[positions] = still
         self.completed[positions] = completed
         self.head_round[positions] = head_round
-        self.counts[positions] = counts
         self.idle_ms[positions] = idle
         self.head_age_ms[positions] = rows["head_age_ms"]
         self.flags[positions] = rows["flags"]
         self.seen_ns[positions] = now_ns
         packed = np.ascontiguousarray(rows)
         self._words[positions] = packed.view(np.uint64).reshape(-1, _WORDS)
+
+    def _places(self) -> list[Table]:
+        return [self._words, self.completed, self.head_round, self.idle_ms, self.head_age_ms, self.flags,
+                self.still, self.seen_ns]  # fmt: skip
 
     def restore(self, rows: Rows, still: U8, seen_ns: Ints) -> None:
         """Replace everything by saved rows."""

@@ -26,6 +26,7 @@ from paceline.analysis.detection.arrays import (
     group_sum,
 )
 from paceline.analysis.detection.members import Members
+from paceline.analysis.detection.placing import address, placing_of
 from paceline.contracts.codes import OpKind, OpState
 
 PENDING_S = 6  # two ragged samples at 0.5 Hz, and a late record
@@ -91,6 +92,8 @@ class RoundWindow:
         if members.generation != self._generation:
             self._lay_out(len(members), len(members.comms))
             self._generation = members.generation
+        if sent is not None and self._place(rows, members, now_ns, sent):
+            return
         usable = (rows["round"] > 0) & (rows["duration_ns"] > 0) & (rows["state"] == OpState.COMPLETED)
         usable &= (rows["kind"] == OpKind.COLLECTIVE) & (rows["level"] != _NEWEST_ONLY)
         position = _locate(rows, members, sent)
@@ -112,6 +115,26 @@ class RoundWindow:
         self.send_wait.reshape(-1)[place] = rows["send_wait_us"]
         self.recv_wait.reshape(-1)[place] = rows["recv_wait_us"]
         self._touched[cell] = True
+
+    def _place(self, rows: Rows, members: Members, now_ns: int, sent: Ints) -> bool:
+        """The whole of `apply` in one pass; False, and nothing done, where `sent` does not fit or no way is
+        at hand."""
+        placing = placing_of(rows, sent)
+        if placing is None:
+            return False
+        tables = [
+            members.comm, members.rank, members.group, members.starts,
+            self.duration, self.gap, self.send_wait, self.recv_wait,
+            self.number, self.count, self.function, self.dtype, self.reduce_op, self.path,
+            self._since_ns, self._judged, self._touched, self._best,
+        ]  # fmt: skip
+        dropped = placing.place_rounds(
+            address(rows), len(rows), address(sent), len(sent), len(members), len(members.comms), self.cells,
+            *map(address, tables),
+            now_ns, PENDING_S * SECOND_NS, OpState.COMPLETED, OpKind.COLLECTIVE, _NEWEST_ONLY,
+        )  # fmt: skip
+        self.dropped_rows += max(dropped, 0)
+        return dropped >= 0
 
     def _claim(self, rows: Rows, flat: Ints, members: Members, now_ns: int) -> None:
         """Give free cells to rounds that are not in the window yet."""

@@ -30,19 +30,28 @@ def join_rounds(batches: Sequence[Batch]) -> Rows:
     return join_rows(tables) if tables else np.zeros(0, ROUND_ROW)
 
 
+def without_evidence(rounds: Rows, counts: Ints) -> Bools:
+    """Whether none of the next `counts` rows of `rounds` is evidence, for each of `counts`."""
+    evidence = is_evidence(rounds)
+    if not evidence.any():
+        return np.ones(len(counts), np.bool_)
+    ends = np.cumsum(counts)
+    found = np.append(0, np.cumsum(evidence))
+    none: Bools = found[ends] == found[ends - counts]
+    return none
+
+
 def only_kept(batches: Sequence[Batch], rounds: Rows) -> list[bool]:
     """Whether the ROUND rows of each batch are completed kept rounds; `rounds` has those of all batches."""
     counts = np.array([len(batch.rows.get(RowKind.ROUND, ())) for batch in batches], np.int64)
-    ends = np.cumsum(counts)
-    found = np.append(0, np.cumsum(is_evidence(rounds)))
-    none = found[ends] == found[ends - counts]
+    none = without_evidence(rounds, counts)
     suspect = BatchFlag.SUSPECT.value
     return [
         kept and not int(batch.flags) & suspect for kept, batch in zip(none.tolist(), batches, strict=True)
     ]
 
 
-@dataclass
+@dataclass(slots=True)
 class Sender:
     """One node as seen by one job shard."""
 
@@ -87,6 +96,25 @@ class Sender:
         if batch.sampled_unix_ns > self.sampled_unix_ns + SECOND_NS and not same:
             return True, Refusal.SENDER_RESTARTED
         return False, Refusal.DUPLICATE
+
+    def advance(self, seq: int, sampled_ns: int, unix_ns: int, now_ns: int) -> int | None:
+        """`judge` and `take` of the usual record: later, whole, nothing in it to keep.
+
+        Returns how many records before it are missing; None, and nothing changed, where it is not later.
+        """
+        steps, passed_ns = seq - self.seq, sampled_ns - self.sampled_ns
+        if steps <= 0 or passed_ns <= 0 or self.seq < 0:
+            return None
+        self.passed_ns = passed_ns
+        period_ns = passed_ns // steps
+        self.period_ns = period_ns if period_ns < PERIOD_NS_MAX else PERIOD_NS_MAX
+        self.seq, self.sampled_ns, self.sampled_unix_ns = seq, sampled_ns, unix_ns
+        self.chunk, self.seen_ns = 0, now_ns
+        self.edges_before = None
+        if self.extras:
+            self.edges_before = self.extras.get(RowKind.EDGE)
+            self.extras = {}
+        return steps - 1
 
     def take(self, batch: Batch, now_ns: int, extra_rows_max: int, *, kept_only: bool = False) -> int:
         """Advance to `batch`, keep its evidence rows; returns how many rows exceeded the bound.
