@@ -7,12 +7,14 @@ COPY web/ ./
 RUN npm run --silent build
 
 FROM python:3.11-slim AS packages
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 COPY requirements.lock ./
 RUN python -m venv /opt/paceline && /opt/paceline/bin/pip install --no-cache-dir --require-hashes -r requirements.lock
 COPY contracts/ contracts/
+COPY kernels/ kernels/
 COPY services/ services/
-RUN /opt/paceline/bin/pip install --no-cache-dir --no-deps ./contracts ./services/runtime ./services/analysis ./services/platform
+RUN /opt/paceline/bin/pip install --no-cache-dir --no-deps ./contracts ./kernels ./services/runtime ./services/analysis ./services/platform
 
 FROM python:3.11-slim
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/paceline paceline \

@@ -56,8 +56,7 @@ class Prepared:
 class Agents:
     """All agents of one job; each `prepare` goes on where the last one ended."""
 
-    def __init__(self, ranks: int, rounds: int, partition: int, per_batch: int) -> None:
-        self._per_batch = per_batch
+    def __init__(self, ranks: int, rounds: int, partition: int) -> None:
         load = Load(ranks)
         self.nodes, self.partition = load.nodes, partition
         self._random = np.random.default_rng(1)
@@ -92,8 +91,8 @@ class Agents:
     def _view(self, dtype: np.dtype[np.void], offset: int, rows: int) -> np.ndarray:
         return np.ndarray((self.nodes, rows), dtype, self._bytes, offset, (self.size, dtype.itemsize))
 
-    def prepare(self, path: Path, seconds: int, first_unix_ns: int) -> Prepared:
-        """Write `seconds` seconds of requests to `path`."""
+    def prepare(self, path: Path, seconds: int, first_unix_ns: int, per_batch: int) -> Prepared:
+        """Write `seconds` seconds of requests to `path`, `per_batch` records in one batch of Kafka."""
         ends, done = [], 0
         bounds = [self.nodes * slot // SLOTS for slot in range(SLOTS + 1)]
         with path.open("wb") as file:
@@ -102,8 +101,8 @@ class Agents:
                 unix_ns = first_unix_ns + second * SECOND
                 for low, high in itertools.pairwise(bounds):
                     part = b"".join(
-                        self._request(node, min(node + self._per_batch, high), unix_ns)
-                        for node in range(low, high, self._per_batch)
+                        self._request(node, min(node + per_batch, high), unix_ns)
+                        for node in range(low, high, per_batch)
                     )
                     done += file.write(part)
                     ends.append(done)

@@ -54,12 +54,10 @@ class Origin(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where rows are, counted from the end of the record."""
+    """Where rows of each of `_PLAIN` are, counted from the end of the record, and how many."""
 
-    process: slice
-    state: slice
-    round: slice
-    counts: tuple[int, int, int]  # of those rows
+    parts: tuple[slice, slice, slice]
+    counts: tuple[int, int, int]
     row_bytes: int  # of all rows
     plain: bool  # rows of no other kind
 
@@ -98,16 +96,19 @@ class BatchRun:
         """Rows of PROCESS, STATE or ROUND of all records one after the other, and how many each has."""
         place, alike = _PLAIN.index(kind), self._layout
         if alike is not None:
-            where, lengths = alike[place], [alike.counts[place]] * len(self)
+            where, lengths = alike.parts[place], [alike.counts[place]] * len(self)
             parts = [value[where] for value in self.values]
         else:
             lengths = [layout.counts[place] for layout in self.layouts]
-            parts = [value[layout[place]] for value, layout in zip(self.values, self.layouts, strict=True)]
+            parts = [
+                value[layout.parts[place]] for value, layout in zip(self.values, self.layouts, strict=True)
+            ]
         return np.frombuffer(b"".join(parts), ROW_DTYPES[kind]), lengths
 
     def rows(self, at: int, kind: RowKind) -> Rows:
         """Rows of PROCESS, STATE or ROUND of one record."""
-        return np.frombuffer(self.values[at][self.layouts[at][_PLAIN.index(kind)]], ROW_DTYPES[kind])
+        where = self.layouts[at].parts[_PLAIN.index(kind)]
+        return np.frombuffer(self.values[at][where], ROW_DTYPES[kind])
 
     def take(self, places: Sequence[int]) -> "BatchRun":
         """Some of the records."""
@@ -230,9 +231,12 @@ def _read_layout(table: bytes) -> Layout | None:
         places[code] = (start, start + rows * row_bytes)
         start += rows * row_bytes
         plain &= code in _PLAIN
-    process, state, rounds = (_from_end(*places.get(kind, (0, 0)), start) for kind in _PLAIN)
-    counts = [len(range(*places.get(kind, (0, 0)), ROW_DTYPES[kind].itemsize)) for kind in _PLAIN]
-    return Layout(process, state, rounds, (counts[0], counts[1], counts[2]), start, plain)
+    found = [places.get(kind, (0, 0)) for kind in _PLAIN]
+    process, state, rounds = (_from_end(first, last, start) for first, last in found)
+    counts = [
+        (last - first) // ROW_DTYPES[kind].itemsize for kind, (first, last) in zip(_PLAIN, found, strict=True)
+    ]
+    return Layout((process, state, rounds), (counts[0], counts[1], counts[2]), start, plain)
 
 
 def _from_end(first: int, last: int, size: int) -> slice:

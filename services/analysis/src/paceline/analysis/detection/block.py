@@ -3,6 +3,7 @@
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from paceline.contracts.codes import HostWait
 
 QUIET_NS_MAX = 60 * SECOND_NS  # nobody has reported for so long: there is nothing new to publish
 EVIDENCE_STALE_NS = 5 * SECOND_NS  # not longer than the floor of a stall
+_SEEN_NS, _PERIOD_NS, _EXTRAS, _SILENT = map(attrgetter, ("seen_ns", "period_ns", "extras", "silent"))
 TICK_STEP_NS_MAX = 2 * SECOND_NS  # a pause of the detector itself must not look like a silence
 
 
@@ -221,7 +223,7 @@ class JobBlock:
     @property
     def quiet_ns(self) -> int:
         """How long nothing has been heard of any sender."""
-        newest = max([sender.seen_ns for sender in self.senders.values()], default=self.first_ns)
+        newest = max(map(_SEEN_NS, self.senders.values()), default=self.first_ns)
         return self.now_ns - newest
 
     @property
@@ -263,8 +265,10 @@ class JobBlock:
             decisions.append(Decision(DecisionKind.HEARTBEAT_BACK, Reason.PROGRESS, node=node, node_seq=seq))
         self._backs = []
         limit_ns = int(self.policy.stall.silence_s * 1000) * MS
-        self.period_ns = max([sender.period_ns for sender in self.senders.values()], default=0)
+        self.period_ns = max(map(_PERIOD_NS, self.senders.values()), default=0)
         heard_ns = self.now_ns - limit_ns
+        if min(map(_SEEN_NS, self.senders.values()), default=heard_ns) >= heard_ns:
+            return decisions
         for sender in [one for one in self.senders.values() if one.seen_ns < heard_ns]:
             patience_ns = max(limit_ns, MISSED_MAX * sender.period_ns)
             if sender.silent or self.now_ns - sender.seen_ns <= patience_ns:
@@ -319,7 +323,8 @@ class JobBlock:
         self.completed_before = int(self.members.completed.max())
 
     def _peers(self) -> Rows:
-        parts = [s.extras[RowKind.PEER] for s in self.senders.values() if RowKind.PEER in s.extras]
+        held = filter(None, map(_EXTRAS, self.senders.values()))
+        parts = [extras[RowKind.PEER] for extras in held if RowKind.PEER in extras]
         return join_rows(parts) if parts else np.zeros(0, ROW_DTYPES[RowKind.PEER])
 
     def _member_processes(self) -> Ints:
@@ -396,8 +401,8 @@ class JobBlock:
     def _digest(self) -> int:
         """Changes when the evidence says something new; ages alone do not."""
         tracked = [(comm, entry.round) for comm, entry in self.suspicion.tracked.items()]
-        silent = len([sender for sender in self.senders.values() if sender.silent])
-        telling = [sender.extras for sender in self.senders.values() if sender.extras]
+        silent = sum(map(_SILENT, self.senders.values()))
+        telling = filter(None, map(_EXTRAS, self.senders.values()))
         extras = sum(len(rows) for held in telling for rows in held.values())
         progress = (int(self.members.head_round.sum()), int(self.members.completed.sum()))
         text = repr((tracked, silent, extras, progress)).encode()

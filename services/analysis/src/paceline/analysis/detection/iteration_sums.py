@@ -36,8 +36,8 @@ def least_of(rows: Rows) -> Rows:
     return least
 
 
-def marks_of(rows: Rows, sampled_ns: int) -> Rows:
-    """Sender's own clock: durations only."""
+def marks_of(rows: Rows, sampled_ns: Ints) -> Rows:
+    """`sampled_ns` of each row, its sender's own clock: durations only."""
     marks = np.zeros(len(rows), MARK_ROW)
     for name in ("rank", "step", "waited_ms"):
         marks[name] = rows[name]
@@ -48,12 +48,13 @@ def marks_of(rows: Rows, sampled_ns: int) -> Rows:
 
 def _sorted_groups(rows: Rows, major: str, minor: str, last: str = "") -> tuple[Rows, Ints]:
     """Rows ordered by the fields, and where each group of equal ones begins."""
-    keys = [rows[name] for name in (last, minor, major) if name]
-    rows = rows[np.lexsort(keys)]
+    fine = rows[minor].astype(np.uint64)
+    if last:  # both have 32 bits: one sort less
+        fine = (fine << np.uint64(32)) | rows[last]
+    order = np.lexsort((fine, rows[major]))
+    rows, fine = rows[order], fine[order]
     new = np.ones(len(rows), np.bool_)
-    for name in (major, minor, last):
-        if name:
-            new[1:] = (rows[name][1:] != rows[name][:-1]) | (new[1:] if name != major else False)
+    new[1:] = (rows[major][1:] != rows[major][:-1]) | (fine[1:] != fine[:-1])
     return rows, np.flatnonzero(new)
 
 

@@ -124,7 +124,9 @@ class IterationWatch:
         if processes and len(self._marks) >= MARKS_MAX:
             self.dropped_rows += sum(len(rows) for rows, _ in processes)
         elif processes:
-            self._marks = merge_marks([self._marks, *(marks_of(rows, at_ns) for rows, at_ns in processes)])
+            tables = [rows for rows, _ in processes]
+            at_ns = np.repeat([at_ns for _, at_ns in processes], [len(rows) for rows in tables])
+            self._marks = merge_marks([self._marks, marks_of(join_rows(tables), at_ns)])
         if not rounds:
             return
         rows = join_rows(rounds)

@@ -26,7 +26,7 @@ from paceline.analysis.detection.arrays import (
     group_sum,
 )
 from paceline.analysis.detection.members import Members
-from paceline.analysis.detection.placing import address, placing_of
+from paceline.analysis.detection.placing import Table, address, placing_of
 from paceline.contracts.codes import OpKind, OpState
 
 PENDING_S = 6  # two ragged samples at 0.5 Hz, and a late record
@@ -122,7 +122,7 @@ class RoundWindow:
         placing = placing_of(rows, sent)
         if placing is None:
             return False
-        tables = [
+        tables: list[Table] = [
             members.comm, members.rank, members.group, members.starts,
             self.duration, self.gap, self.send_wait, self.recv_wait,
             self.number, self.count, self.function, self.dtype, self.reduce_op, self.path,

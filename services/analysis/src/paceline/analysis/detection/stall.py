@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.analysis.detection.arrays import (
     U8,
-    U32,
+    U16,
     U64,
     Bools,
     Ints,
@@ -75,18 +75,18 @@ def judge_stalls(
     """`process_of`: position of each member's process, -1 unknown; `learned_ms`: limit per communicator."""
     starts = members.starts
     marks = np.zeros(len(members), np.uint16)
-    if len(processes):
+    if processes.marks.any():  # else nobody has one, and nothing has to be looked up
         marks = np.where(process_of >= 0, processes.marks[process_of], 0).astype(np.uint16)
     fresh = times.now_ns - members.seen_ns <= times.stale_ns
     live = fresh & ((marks & GONE.value) == 0)
     flags = members.flags
     has_head = live & (members.head_round > 0) & ((flags & FrameFlag.CLOSED) == 0)
-    head_age = np.where(has_head, members.head_age_ms, 0).astype(np.int64)
-    peer_age = _peer_ages(members, peers, live)
-    collective_age = group_max(head_age, starts)
-    pair_age = group_max(peer_age, starts)
+    collective_age = group_max(members.head_age_ms * has_head, starts).astype(np.int64)
+    pair_age = np.zeros(len(collective_age), np.int64)
+    if len(peers):
+        pair_age = group_max(_peer_ages(members, peers, live), starts)
     age_ms = np.maximum(collective_age, pair_age)
-    still = group_min(np.where(live, members.still, 255).astype(np.uint8), starts)
+    still = group_min(np.where(live, members.still, np.uint8(255)), starts)
     limit_ms, reason, effective = _limits(
         age_ms, pair_age > collective_age, marks, starts, learned_ms, gate, times, policy
     )
@@ -104,7 +104,7 @@ def judge_stalls(
         head=group_min(np.where(has_head, members.head_round, NO_HEAD), starts),
         advanced=group_max(np.where(live, _left_behind(members), np.uint64(0)), starts),
         live=group_any(live, starts),
-        idle_ms=group_min(np.where(live, members.idle_ms, 2**31).astype(np.int64), starts),
+        idle_ms=group_min(np.where(live, members.idle_ms, np.uint32(2**31)), starts).astype(np.int64),
     )
 
 
@@ -132,7 +132,7 @@ def _peer_ages(members: Members, peers: Rows, live: Bools) -> Ints:
 def _limits(
     age_ms: Ints,
     is_pair: Bools,
-    marks: U32 | np.ndarray[tuple[int, ...], np.dtype[np.uint16]],
+    marks: U16,
     starts: Ints,
     learned_ms: Ints,
     gate: GateView,
@@ -147,7 +147,7 @@ def _limits(
     # a wait that began under a gate is timed from the end of the gate
     effective = np.minimum(age_ms, times.since_gate_ms)
 
-    finished = group_any((marks & Mark.FINISHED.value) != 0, starts)
+    finished = _any_marked(marks, Mark.FINISHED, starts)
     long_ms = int(policy.phase_limit_s.get(Phase.FINISH, policy.backstop_s) * 1000)
     limit[finished] = np.maximum(limit[finished], long_ms)
     reason[finished] = Reason.RAGGED_END
@@ -158,14 +158,20 @@ def _limits(
         effective = age_ms.copy()
 
     frozen_mark = Mark.STOPPED if gate.gate is not Gate.NONE else Mark.STOPPED | Mark.FROZEN
-    frozen = group_any((marks & frozen_mark.value) != 0, starts)
+    frozen = _any_marked(marks, frozen_mark, starts)
     limit[frozen], reason[frozen] = dead_ms, Reason.MEMBER_FROZEN
     effective[frozen] = np.minimum(age_ms[frozen], times.since_held_ms)
 
-    vanished = group_any((marks & Mark.VANISHED.value) != 0, starts) & (gate.gate is not Gate.ENDING)
+    vanished = _any_marked(marks, Mark.VANISHED, starts) & (gate.gate is not Gate.ENDING)
     limit[vanished], reason[vanished] = floor_ms, Reason.MEMBER_DEAD
     effective[vanished] = age_ms[vanished]
 
-    dead = group_any((marks & Mark.DEAD.value) != 0, starts)
+    dead = _any_marked(marks, Mark.DEAD, starts)
     limit[dead], reason[dead], effective[dead] = dead_ms, Reason.MEMBER_DEAD, age_ms[dead]
     return limit, reason, effective
+
+
+def _any_marked(marks: U16, mark: Mark, starts: Ints) -> Bools:
+    """Communicators with such a member; usually nobody is marked at all."""
+    marked = (marks & mark.value) != 0
+    return group_any(marked, starts) if marked.any() else np.zeros(len(starts) - 1, np.bool_)
