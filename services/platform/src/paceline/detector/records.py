@@ -23,10 +23,10 @@ class RecordReader:
         together = [at for at in range(len(records)) if at not in alone] if others else range(len(records))
         placed: list[Placed | PlacedRun] = []
         done = 0  # of the run
-        for at in others:
+        for before, at in enumerate(others):
             one = _read_alone(records[at], bad)
             if one is not None:
-                end = at - others.index(at)  # records of the run before this one
+                end = at - before  # records of the run before this one
                 placed += _placed(records, together, run, done, end)
                 placed.append(one)
                 done = end

@@ -8,7 +8,8 @@ Loss: samples may be late, repeated, torn into chunks or missing; the newest of 
 everything refused is counted by reason. Every table has a bound (`policy.Bounds`).
 """
 
-from paceline.analysis.detection.block import Decision, DecisionKind, JobBlock
+from paceline.analysis.detection.block import JobBlock
+from paceline.analysis.detection.decisions import Decision, DecisionKind
 from paceline.analysis.detection.policy import Bounds, DetectionPolicy, SlowPolicy, StallPolicy
 from paceline.analysis.detection.reasons import Gate, Reason
 
