@@ -43,6 +43,7 @@ void show_newest(Frame& frame, const Round& entry, uint64_t bytes) {
   put(frame.entered_ns, entry.entered_ns);
   put(frame.returned_ns, 0);
   put(frame.enqueued_ns, 0);
+  put(frame.first_kernel_ns, 0);
   add(frame.open_ops, 1);
 }
 
@@ -52,7 +53,8 @@ void count_entered(paceline_page_v1* page, Communicator* communicator, Round* en
   if (is_pair(function)) {
     entry->kind = PACELINE_OP_KIND_POINT_TO_POINT;
     add(frame.p2p_started, 1);
-    add(function == PACELINE_FUNCTION_SEND ? frame.send_posted : frame.recv_posted, 1);
+    // Proxy threads add to these without the lock.
+    add_shared(function == PACELINE_FUNCTION_SEND ? frame.send_posted : frame.recv_posted, 1);
   } else {
     entry->kind = PACELINE_OP_KIND_COLLECTIVE;
     add(frame.started, 1);
@@ -102,6 +104,7 @@ void track(paceline_page_v1* page, Communicator* communicator, uint16_t index, c
   node.before = traffic_of(page->frame(communicator->slot));
   node.list = kNone;
   node.returned = false;
+  node.kernel_ns = 0;
   bool placed = true;
   for (uint8_t& place : node.kept) place = 0xff;
   if (entry.kind == PACELINE_OP_KIND_COLLECTIVE) {
@@ -123,7 +126,7 @@ void track(paceline_page_v1* page, Communicator* communicator, uint16_t index, c
   if (!placed || !recorded) count_dropped(page, communicator);
 }
 
-// T = completed - max(entered, previous completion); a failed operation has no T.
+// T = completed - max(entered, previous completion, first kernel); a failed operation has no T.
 RoundTimes times_of(paceline_page_v1* page, Communicator* communicator, const Node& node, bool failed) {
   RoundTimes times{};
   times.bytes = node.bytes;
@@ -137,6 +140,7 @@ RoundTimes times_of(paceline_page_v1* page, Communicator* communicator, const No
     times.recv_wait_ns = now.recv_wait_ns - node.before.recv_wait_ns;
     uint64_t previous_ns = communicator->completed_ns;
     times.started_ns = entry.entered_ns > previous_ns ? entry.entered_ns : previous_ns;
+    if (node.kernel_ns > times.started_ns) times.started_ns = node.kernel_ns;
     if (entry.completed_ns < times.started_ns) times.started_ns = entry.completed_ns;
     if (!failed) communicator->total_ns += entry.completed_ns - times.started_ns;
     if (entry.completed_ns > previous_ns) communicator->completed_ns = entry.completed_ns;
@@ -203,12 +207,13 @@ uint64_t paceline_signature_v1(const paceline_operation_v1* operation) {
   return mixed == 0 ? 1 : mixed;
 }
 
-int64_t paceline_enter_v1(paceline_page_v1* page, int slot, const paceline_operation_v1* operation) {
+int64_t paceline_enter_at_v1(paceline_page_v1* page, int slot, const paceline_operation_v1* operation,
+                             uint64_t now_ns) {
   if (!page->usable()) return -1;
   Communicator* communicator = find_communicator(page, slot);
   if (communicator == nullptr) return -1;
   Round entry{};
-  entry.entered_ns = monotonic_ns();
+  entry.entered_ns = now_ns;
   entry.signature = paceline_signature_v1(operation);
   entry.count = operation->count;
   entry.function = operation->function;
@@ -231,11 +236,14 @@ int64_t paceline_enter_v1(paceline_page_v1* page, int slot, const paceline_opera
   return make_ticket(communicator->slot, index, communicator->nodes[index].generation);
 }
 
-void paceline_returned_v1(paceline_page_v1* page, int64_t ticket) {
+int64_t paceline_enter_v1(paceline_page_v1* page, int slot, const paceline_operation_v1* operation) {
+  return paceline_enter_at_v1(page, slot, operation, monotonic_ns());
+}
+
+void paceline_returned_at_v1(paceline_page_v1* page, int64_t ticket, uint64_t now_ns) {
   if (!page->usable() || ticket < 0) return;
   Communicator* communicator = find_communicator(page, ticket_slot(ticket));
   if (communicator == nullptr) return;
-  uint64_t now_ns = monotonic_ns();
   std::lock_guard<std::mutex> guard(communicator->mutex);
   Node* node = open_node(communicator, ticket);
   if (node == nullptr || node->returned) return;  // completed before its call returned: nothing to add
@@ -247,15 +255,18 @@ void paceline_returned_v1(paceline_page_v1* page, int64_t ticket) {
   if (node->ring != kNone) put(page->rounds(communicator->slot)[node->ring].state, node->entry.state);
   if (get(frame.issue) != node->entry.issue) return;
   put(frame.returned_ns, now_ns);
-  put(frame.enqueued_ns, now_ns);
+  if (get(frame.enqueued_ns) == 0) put(frame.enqueued_ns, now_ns);
   put(frame.state, node->entry.state);
 }
 
-void paceline_complete_v1(paceline_page_v1* page, int64_t ticket, int failed) {
+void paceline_returned_v1(paceline_page_v1* page, int64_t ticket) {
+  paceline_returned_at_v1(page, ticket, monotonic_ns());
+}
+
+void paceline_complete_at_v1(paceline_page_v1* page, int64_t ticket, int failed, uint64_t now_ns) {
   if (!page->usable() || ticket < 0) return;
   Communicator* communicator = find_communicator(page, ticket_slot(ticket));
   if (communicator == nullptr) return;
-  uint64_t now_ns = monotonic_ns();
   std::lock_guard<std::mutex> guard(communicator->mutex);
   Node* node = open_node(communicator, ticket);
   if (node != nullptr) {
@@ -263,6 +274,10 @@ void paceline_complete_v1(paceline_page_v1* page, int64_t ticket, int failed) {
   } else if (!complete_untracked(page, communicator, ticket, now_ns, failed != 0)) {
     count_error(page);
   }
+}
+
+void paceline_complete_v1(paceline_page_v1* page, int64_t ticket, int failed) {
+  paceline_complete_at_v1(page, ticket, failed, monotonic_ns());
 }
 
 }  // extern "C"

@@ -180,7 +180,19 @@ void paceline_page_close_v1(paceline_page_v1* page) {
 void paceline_page_destroy_v1(paceline_page_v1* page) {
   paceline_page_close_v1(page);
   delist(page);
-  free_page(page);
+  if (page->pins.load() == 0) free_page(page);
+}
+
+// The plugin looks it up in the extension that the trainer loaded, hence visible.
+__attribute__((visibility("default"))) paceline_page_v1* paceline_shared_page_v1(uint32_t abi) {
+  if (abi != PACELINE_PAGE_ABI) return nullptr;
+  std::lock_guard<std::mutex> guard(pages_mutex);
+  for (paceline_page_v1* page = pages; page != nullptr; page = page->next) {
+    if (!page->usable()) continue;
+    page->pins.fetch_add(1);
+    return page;
+  }
+  return nullptr;
 }
 
 int paceline_page_fd_v1(const paceline_page_v1* page) { return page->forked ? -1 : page->page.fd; }

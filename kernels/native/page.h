@@ -42,6 +42,7 @@ struct Node {
   uint64_t bytes;
   uint64_t generation;  // grows when the node is taken; a ticket of an earlier use is stale
   uint64_t pair_seq;
+  uint64_t kernel_ns;  // its first kernel started, 0 where nobody saw one
   Traffic before;
   uint32_t step;
   uint16_t previous, next;
@@ -94,6 +95,7 @@ struct paceline_page_v1 {
   std::mutex mutex;  // header strings, opening and closing of communicators
   paceline::Heart heart;
   uint64_t closed_count;
+  std::atomic<uint32_t> pins;  // writers that may still touch the page when its owner is through with it
   std::atomic<paceline::Communicator*> communicators[PACELINE_COMMUNICATORS_MAX];
   paceline_page_v1 *previous, *next;  // all pages of the process, for the fork handler
 
@@ -140,6 +142,9 @@ Node* open_node(Communicator* communicator, int64_t ticket);
 
 // The communicator of an open or closing slot, nullptr (counted) where there is none.
 Communicator* find_communicator(paceline_page_v1* page, int64_t slot);
+
+// The row of this edge, nullptr where all are taken by others (progress.cc). The same locks are held.
+Edge* find_edge(paceline_page_v1* page, uint32_t slot, int32_t peer, uint16_t direction, uint16_t group);
 
 // Point-to-point rows (peers.cc). The communicator's mutex and the frame's sequence lock are held.
 uint16_t find_peer_row(paceline_page_v1* page, Communicator* communicator, int32_t peer);

@@ -9,25 +9,6 @@ bool is_plausible(const paceline_advance_v1& advance) {
          advance.peer_slot < kPeerSlots && advance.peer >= 0;
 }
 
-// The row of this edge, nullptr where all are taken by others.
-Edge* find_edge(paceline_page_v1* page, uint32_t slot, const paceline_advance_v1& advance) {
-  Edge* edges = page->edges(slot);
-  for (uint32_t i = 0; i < PACELINE_EDGES_MAX; i++) {
-    Edge& edge = edges[i];
-    int32_t peer = get(edge.peer);
-    if (peer < 0) {  // rows are used in order: all behind it are free
-      put(edge.group, advance.group);
-      put(edge.direction, advance.direction);
-      put(edge.peer, advance.peer);
-      return &edge;
-    }
-    if (peer == advance.peer && get(edge.group) == advance.group && get(edge.direction) == advance.direction) {
-      return &edge;
-    }
-  }
-  return nullptr;
-}
-
 void advance_channel(Frame& frame, const paceline_advance_v1& advance) {
   paceline_channel_v1& channel = frame.channel[advance.channel];
   bool send = advance.direction == kSend;
@@ -44,6 +25,22 @@ void advance_frame(Frame& frame, const paceline_advance_v1& advance) {
 }
 
 }  // namespace
+
+Edge* find_edge(paceline_page_v1* page, uint32_t slot, int32_t peer, uint16_t direction, uint16_t group) {
+  Edge* edges = page->edges(slot);
+  for (uint32_t i = 0; i < PACELINE_EDGES_MAX; i++) {
+    Edge& edge = edges[i];
+    int32_t owner = get(edge.peer);
+    if (owner < 0) {  // rows are used in order: all behind it are free
+      put(edge.group, group);
+      put(edge.direction, direction);
+      put(edge.peer, peer);
+      return &edge;
+    }
+    if (owner == peer && get(edge.group) == group && get(edge.direction) == direction) return &edge;
+  }
+  return nullptr;
+}
 
 Traffic traffic_of(const Frame& frame) {
   Traffic traffic{get(frame.send_count), get(frame.recv_count), 0, 0};
@@ -73,7 +70,7 @@ void paceline_progress_v1(paceline_page_v1* page, int slot, const paceline_advan
   advance_frame(frame, *advance);
   advance_channel(frame, *advance);
   if (now_ns != 0) put(frame.progress_ns, now_ns);
-  Edge* edge = find_edge(page, communicator->slot, *advance);
+  Edge* edge = find_edge(page, communicator->slot, advance->peer, advance->direction, advance->group);
   if (edge == nullptr) return count_error(page);
   add(edge->count, advance->count);
   add(edge->bytes, advance->bytes);

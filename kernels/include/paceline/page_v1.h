@@ -107,6 +107,24 @@ void paceline_returned_v1(paceline_page_v1* page, int64_t ticket);
 /* A ticket that is not open (completed twice, made up) changes nothing and counts as an error. */
 void paceline_complete_v1(paceline_page_v1* page, int64_t ticket, int failed);
 
+/* The same for callers that have read CLOCK_MONOTONIC already. */
+int64_t paceline_enter_at_v1(paceline_page_v1* page, int slot, const paceline_operation_v1* operation,
+                             uint64_t now_ns);
+void paceline_returned_at_v1(paceline_page_v1* page, int64_t ticket, uint64_t now_ns);
+void paceline_complete_at_v1(paceline_page_v1* page, int64_t ticket, int failed, uint64_t now_ns);
+
+/* Sets and clears FrameFlag bits in one write. */
+void paceline_change_flags_v1(paceline_page_v1* page, int slot, uint32_t set, uint32_t clear);
+/* The first kernel of an operation has started: it began no earlier. */
+void paceline_kernel_started_v1(paceline_page_v1* page, int64_t ticket, uint64_t now_ns);
+/* The row of a directed edge (see paceline_advance_v1), -1 where all rows belong to others (counted). */
+int paceline_edge_row_v1(paceline_page_v1* page, int slot, int32_t peer, uint8_t direction, uint8_t group);
+
+/* A second writer in this process finds the page that the first one made, and keeps it mapped until the
+   process ends. nullptr where there is none, or where `abi` is not the PACELINE_PAGE_ABI it was built with. */
+#define PACELINE_PAGE_ABI 1u
+paceline_page_v1* paceline_shared_page_v1(uint32_t abi);
+
 /* For sources that see inside an operation. `describe` says how it is carried out (PACELINE_ALGORITHM_*,
    PACELINE_PROTOCOL_*, channels in use), `progress` counts what moved on one edge. An edge beyond the
    PACELINE_EDGES_MAX rows still counts in the frame, and as an error. */

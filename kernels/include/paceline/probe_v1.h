@@ -213,7 +213,18 @@ typedef struct paceline_process_header_v1 {
   uint64_t errors; /* 520: internal errors swallowed so that training is not hurt */
   uint32_t finished; /* 528: 1 after an orderly end of training */
   uint32_t spare0; /* 532 */
-  uint64_t spare[445]; /* 536 */
+  uint32_t nccl_tier; /* 536: detail in force: 0 entries, 1 and kernels, 2 and proxy steps */
+  uint32_t nccl_tier_max; /* 540: highest tier that the time budget allows now */
+  uint32_t nccl_events; /* 544: event bits asked of NCCL */
+  uint32_t nccl_version; /* 548: of the library, for example 22809; 0 = unknown */
+  uint64_t nccl_own_ns; /* 552: time spent in callbacks, all threads */
+  uint64_t nccl_lowered; /* 560: times the tier was lowered because of the budget */
+  uint64_t nccl_over_ns; /* 568: CLOCK_MONOTONIC of the last second above the budget */
+  uint64_t nccl_foreign; /* 576: operations of other processes (PXN), never dereferenced */
+  uint64_t nccl_dropped; /* 584: events that found no place */
+  uint64_t nccl_late; /* 592: events of communicators that were closed before */
+  uint64_t nccl_replays; /* 600: operations run by CUDA graphs, which no round counts */
+  uint64_t spare[436]; /* 608 */
 } paceline_process_header_v1;
 PACELINE_ASSERT(sizeof(paceline_process_header_v1) == 4096, process_header_size);
 PACELINE_ASSERT(offsetof(paceline_process_header_v1, magic) == 0, process_header_magic);
@@ -252,7 +263,18 @@ PACELINE_ASSERT(offsetof(paceline_process_header_v1, operations_dropped) == 512,
 PACELINE_ASSERT(offsetof(paceline_process_header_v1, errors) == 520, process_header_errors);
 PACELINE_ASSERT(offsetof(paceline_process_header_v1, finished) == 528, process_header_finished);
 PACELINE_ASSERT(offsetof(paceline_process_header_v1, spare0) == 532, process_header_spare0);
-PACELINE_ASSERT(offsetof(paceline_process_header_v1, spare) == 536, process_header_spare);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_tier) == 536, process_header_nccl_tier);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_tier_max) == 540, process_header_nccl_tier_max);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_events) == 544, process_header_nccl_events);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_version) == 548, process_header_nccl_version);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_own_ns) == 552, process_header_nccl_own_ns);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_lowered) == 560, process_header_nccl_lowered);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_over_ns) == 568, process_header_nccl_over_ns);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_foreign) == 576, process_header_nccl_foreign);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_dropped) == 584, process_header_nccl_dropped);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_late) == 592, process_header_nccl_late);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_replays) == 600, process_header_nccl_replays);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, spare) == 608, process_header_spare);
 
 /* one per (process, communicator); its size does not depend on the cluster */
 typedef struct paceline_frame_v1 {

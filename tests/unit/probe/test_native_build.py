@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SOURCES = sorted((ROOT / "kernels/native").glob("*.cc")) + sorted((ROOT / "kernels/bench").glob("*.cc"))
+SOURCES = [
+    path
+    for folder in ("native", "nccl", "bench")
+    for path in sorted((ROOT / "kernels" / folder).glob("*.cc"))
+]
+HEADERS = [path for folder in ("native", "nccl") for path in sorted((ROOT / "kernels" / folder).glob("*.h"))]
 HARMLESS = ("-Wno-missing-field-initializers", "-Wno-cast-function-type")
 
 
@@ -20,7 +25,8 @@ def test_sources_compile_without_a_warning(compiler: str) -> None:
         assert compiler != "g++", "g++ is part of the toolchain this project needs"
         pytest.skip(f"{compiler} is not installed")
     command = [compiler, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", *HARMLESS]
-    includes = [f"-I{ROOT}/kernels/include", f"-I{ROOT}/kernels/native", f"-I{sysconfig.get_path('include')}"]
+    includes = [f"-I{ROOT}/kernels/{folder}" for folder in ("include", "native", "nccl")]
+    includes.append(f"-I{sysconfig.get_path('include')}")
     done = subprocess.run(
         [*command, "-DPy_LIMITED_API=0x030A0000", *includes, *map(str, SOURCES)],
         capture_output=True,
@@ -42,9 +48,7 @@ def test_abi_header_is_plain_c(tmp_path: Path) -> None:
     assert subprocess.run([target], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "path", [*SOURCES, *sorted((ROOT / "kernels/native").glob("*.h"))], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("path", [*SOURCES, *HEADERS], ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_native_file_stays_short(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) <= 300

@@ -119,7 +119,19 @@ PROCESS = _layout(
     ("errors", "u8", 1, "internal errors swallowed so that training is not hurt"),
     ("finished", "u4", 1, "1 after an orderly end of training"),
     ("spare0", "u4", 1, ""),
-    ("spare", "u8", (4096 - 536) // 8, ""),
+    # the NCCL profiler plugin about itself (docs/adr/0028-nccl-profiler.md)
+    ("nccl_tier", "u4", 1, "detail in force: 0 entries, 1 and kernels, 2 and proxy steps"),
+    ("nccl_tier_max", "u4", 1, "highest tier that the time budget allows now"),
+    ("nccl_events", "u4", 1, "event bits asked of NCCL"),
+    ("nccl_version", "u4", 1, "of the library, for example 22809; 0 = unknown"),
+    ("nccl_own_ns", "u8", 1, "time spent in callbacks, all threads"),
+    ("nccl_lowered", "u8", 1, "times the tier was lowered because of the budget"),
+    ("nccl_over_ns", "u8", 1, "CLOCK_MONOTONIC of the last second above the budget"),
+    ("nccl_foreign", "u8", 1, "operations of other processes (PXN), never dereferenced"),
+    ("nccl_dropped", "u8", 1, "events that found no place"),
+    ("nccl_late", "u8", 1, "events of communicators that were closed before"),
+    ("nccl_replays", "u8", 1, "operations run by CUDA graphs, which no round counts"),
+    ("spare", "u8", (4096 - 608) // 8, ""),
 )
 
 FRAME = _layout(

@@ -1,0 +1,269 @@
+// Groups of API calls, the calls, and the tasks that NCCL makes of them.
+#include "callbacks.h"
+#include "chain.h"
+#include "names.h"
+#include "operations.h"
+#include "plugin.h"
+
+namespace paceline::nccl {
+namespace {
+
+constexpr uint32_t kAllToAllRanksMin = 4;  // below it, uneven exchanges look even by chance
+
+Event* event_of(void* handle, Kind kind) {
+  auto* event = static_cast<Event*>(handle);
+  return event != nullptr && event->kind == kind ? event : nullptr;
+}
+
+uint64_t next_group() { return plugin().groups.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+// Nothing to keep where nobody is watching: without a second profiler NCCL does well without a handle.
+bool is_idle(const Comm* comm) { return comm == nullptr || (comm->slot < 0 && !comm->chained); }
+
+Event* take(Kind kind, Comm* comm) {
+  Event* event = take_event(kind, comm);
+  if (event == nullptr) count(Counter::kDropped);
+  return event;
+}
+
+void join_group(Event* group, Event* call) {
+  call->parent = group;
+  call->group = group != nullptr ? group->group : next_group();
+  if (group == nullptr) return;
+  hold(call);  // until the group ends
+  call->operation.next_member = group->members.first;
+  group->members.first = call;
+}
+
+void note_message(Event* group, const Event* call, const char* name) {
+  GroupPart& members = group->members;
+  bool first = members.sends + members.receives == 0;
+  if (first) {
+    members.comm = call->comm;
+    members.count = call->operation.count;
+    members.dtype = call->operation.dtype;
+  }
+  members.alike &= members.comm == call->comm && members.count == call->operation.count &&
+                   members.dtype == call->operation.dtype;
+  members.named |= is_all_to_all(name);
+  call->operation.function == PACELINE_FUNCTION_SEND ? members.sends++ : members.receives++;
+}
+
+paceline_operation_v1 describe(uint8_t function, uint8_t dtype, uint64_t count, int32_t peer) {
+  paceline_operation_v1 what{};
+  what.function = function;
+  what.dtype = dtype;
+  what.count = count;
+  what.bytes = count * dtype_bytes(dtype);
+  what.signature_count = counts_agree(function) ? count : 0;
+  what.peer = peer;
+  return what;
+}
+
+int32_t root_of(uint8_t function, int32_t root, const Comm* comm) {
+  return has_root(function) && root >= 0 && static_cast<uint32_t>(root) < comm->nranks ? root : -1;
+}
+
+// Sends and receives of one group that reach every member alike are one round, as NCCL carries out an all-to-all.
+bool is_all_to_all_group(const GroupPart& members) {
+  if (members.comm == nullptr || !members.alike) return false;
+  uint32_t nranks = members.comm->nranks;
+  if (members.named) return members.sends + members.receives == 2 * nranks;
+  return nranks >= kAllToAllRanksMin && members.sends == nranks && members.receives == nranks;
+}
+
+void enter_all_to_all(Event* group, uint64_t now_ns) {
+  GroupPart& members = group->members;
+  Event* owner = nullptr;
+  for (Event* call = members.first; call != nullptr; call = call->operation.next_member) {
+    bool entered = call->operation.ticket >= 0;  // a collective of the same group
+    if (call->comm != members.comm || entered || has(call, kCaptured)) continue;
+    if (owner == nullptr) owner = call;
+    if (call != owner) call->operation.owner = owner;
+  }
+  if (owner == nullptr) return;
+  mark(owner, kRound);
+  uint64_t count = members.count * members.comm->nranks;
+  enter(owner, describe(PACELINE_FUNCTION_ALL_TO_ALL, members.dtype, count, -1), now_ns);
+}
+
+bool kernels_asked(const Event* group) {
+  return group != nullptr && (group->members.events & events_asked() & event::kKernelCh) != 0;
+}
+
+// The call behind a task: of version 5, and still one of this communicator.
+Event* call_of(const Comm* comm, void* parent) {
+  Event* call = event_of(parent, Kind::kApi);
+  if (call == nullptr || call->comm != comm) return nullptr;
+  return call->operation.owner != nullptr ? call->operation.owner : call;
+}
+
+struct Task {
+  uint8_t function, dtype, channels;
+  uint64_t count;
+  int32_t peer;
+};
+
+Task read_task(const Comm* comm, const Descriptor& descriptor, uint64_t type, int version) {
+  if (type == event::kColl) {
+    uint8_t function = function_code(descriptor.coll.function);
+    return Task{function, dtype_code(descriptor.coll.dtype), descriptor.coll.channels, descriptor.coll.count,
+                root_of(function, descriptor.coll.root, comm)};
+  }
+  bool known = descriptor.p2p.peer >= 0 && static_cast<uint32_t>(descriptor.p2p.peer) < comm->nranks;
+  return Task{function_code(descriptor.p2p.function), dtype_code(descriptor.p2p.dtype),
+              version < 5 ? uint8_t{0} : descriptor.p2p.channels, descriptor.p2p.count,
+              known ? descriptor.p2p.peer : -1};
+}
+
+void describe_task(Comm* comm, const Event* operation, const Descriptor& descriptor, Event* task) {
+  task->algorithm = algorithm_code(descriptor.coll.algorithm);
+  paceline_page_v1* page = live_page();
+  if (page == nullptr || comm->slot < 0 || operation->operation.ticket < 0) return;
+  paceline_describe_v1(page, operation->operation.ticket, task->algorithm, protocol_code(descriptor.coll.protocol),
+                       descriptor.coll.channels);
+  put(comm->frame->nccl_seq, descriptor.coll.sequence + 1);  // NCCL counts from 0, which here means unknown
+}
+
+// Version 5: a task of a call that was entered before, except that only now a message says to whom it goes.
+void attach(Event* call, Event* task, const Task& what, uint64_t type, uint64_t now_ns) {
+  if (call == nullptr) return;
+  if (has(call, kCaptured)) {
+    count(Counter::kReplays);
+  } else if (type == event::kP2p && !has(call, kRound) && call->operation.ticket < 0) {
+    enter(call, describe(what.function, what.dtype, what.count, what.peer), now_ns);
+  }
+  add_task(call, task, what.channels, (events_asked() & event::kKernelCh) != 0);
+}
+
+// Version 4: the task is the first that is seen of the call.
+void enter_task(Event* group, Event* task, const Task& what, uint64_t now_ns) {
+  task->group = group != nullptr ? group->group : next_group();
+  enter(task, describe(what.function, what.dtype, what.count, what.peer), now_ns);
+  if (kernels_asked(group) && what.channels > 0 && what.channels <= PACELINE_CHANNELS_MAX) {
+    task->operation.expected.store(what.channels, std::memory_order_release);
+  }
+}
+
+}  // namespace
+
+void* start_group(Comm* comm, const Descriptor& descriptor, uint64_t type, uint64_t) {
+  if (is_idle(comm)) return nullptr;
+  Event* group = take(Kind::kGroupApi, comm);
+  if (group == nullptr) return nullptr;
+  group->group = next_group();
+  group->members.events = events_asked();
+  group->chained = chain_start(comm, descriptor, type, chained_handle(descriptor.parent), nullptr);
+  return group;
+}
+
+void* start_call(Comm* comm, const Descriptor& descriptor, uint64_t type, uint64_t now_ns) {
+  if (is_idle(comm)) return nullptr;
+  Event* call = take(Kind::kApi, comm);
+  if (call == nullptr) return nullptr;
+  bool message = type == event::kP2pApi;
+  bool captured = message ? descriptor.p2p_api.captured : descriptor.coll_api.captured;
+  const char* name = message ? descriptor.p2p_api.function : descriptor.coll_api.function;
+  OperationPart& part = call->operation;
+  part.function = function_code(name);
+  part.dtype = dtype_code(message ? descriptor.p2p_api.dtype : descriptor.coll_api.dtype);
+  part.count = message ? descriptor.p2p_api.count : descriptor.coll_api.count;
+  Event* group = event_of(descriptor.parent, Kind::kGroupApi);
+  join_group(group, call);
+  if (captured) {
+    mark(call, kCaptured);
+    hold(call);  // for ever: the graph names it as a parent at every replay
+    if (!plugin().captured.exchange(true)) choose_events();
+  } else if (!message) {
+    int32_t root = root_of(part.function, descriptor.coll_api.root, comm);
+    enter(call, describe(part.function, part.dtype, part.count, root), now_ns);
+  } else if (group != nullptr) {
+    note_message(group, call, name);
+  }
+  call->chained = chain_start(comm, descriptor, type, chained_handle(descriptor.parent), nullptr);
+  return call;
+}
+
+void* start_launch(Comm* comm, const Descriptor& descriptor, uint64_t type, uint64_t now_ns) {
+  if (is_idle(comm)) return nullptr;
+  if (comm->slot >= 0 && live_page() != nullptr && comm->live.load(std::memory_order_acquire)) {
+    put(comm->frame->enqueued_ns, now_ns);
+  }
+  return start_other(comm, descriptor, type);
+}
+
+void* start_task(Comm* comm, const Descriptor& descriptor, uint64_t type, int version, uint64_t now_ns) {
+  if (is_idle(comm)) return nullptr;
+  Event* task = take(Kind::kTask, comm);
+  if (task == nullptr) return nullptr;
+  Task what = read_task(comm, descriptor, type, version);
+  task->channels = what.channels;
+  Event* call = version >= 5 ? call_of(comm, descriptor.parent) : nullptr;
+  Event* group = version < 5 ? event_of(descriptor.parent, Kind::kGroupApi) : nullptr;
+  if (version < 5) enter_task(group, task, what, now_ns);
+  else attach(call, task, what, type, now_ns);
+  if (type == event::kColl) describe_task(comm, call != nullptr ? call : task, descriptor, task);
+  if (version < 5 && type == event::kP2p && !plugin().messages_v4.exchange(true)) choose_events();
+  if (is_chained()) {
+    void* parent = chained_handle(descriptor.parent);
+    void* owner = version < 5 ? nullptr
+                              : chained_handle(type == event::kColl ? descriptor.coll.parent_group
+                                                                    : descriptor.p2p.parent_group);
+    task->chained = chain_start(comm, descriptor, type, parent, owner);
+  }
+  return task;
+}
+
+void* start_other(Comm* comm, const Descriptor& descriptor, uint64_t type) {
+  if (comm == nullptr || !comm->chained) return nullptr;
+  void* chained = chain_start(comm, descriptor, type, chained_handle(descriptor.parent), nullptr);
+  if (chained == nullptr) return nullptr;
+  Event* event = take(Kind::kOther, comm);
+  if (event == nullptr) {
+    chain_stop(chained);
+    return nullptr;
+  }
+  event->chained = chained;
+  return event;
+}
+
+void end_of_calls(Event* group, uint64_t now_ns) {
+  if (is_all_to_all_group(group->members)) enter_all_to_all(group, now_ns);
+}
+
+void stop_event(Event* event, int version, uint64_t now_ns) {
+  if (!mark(event, kStopped)) return;
+  chain_stop(event->chained);
+  if (event->kind == Kind::kGroupApi) {
+    Event* call = event->members.first;
+    event->members.first = nullptr;
+    bool kernels = kernels_asked(event);
+    while (call != nullptr) {
+      Event* next = call->operation.next_member;
+      call->parent = nullptr;
+      returned(call, kernels, now_ns);
+      release(call);
+      call = next;
+    }
+    look_at_detail();
+  } else if (event->kind == Kind::kApi && event->parent == nullptr) {
+    returned(event, false, now_ns);
+  } else if (event->kind == Kind::kTask && version < 5) {
+    returned(event, event->operation.expected.load(std::memory_order_acquire) > 0, now_ns);
+  }
+  release(event);
+}
+
+void* chained_handle(void* handle) {
+  if (handle == nullptr) return nullptr;
+  switch (*static_cast<Kind*>(handle)) {
+    case Kind::kProxyOp:
+      return static_cast<ProxyOp*>(handle)->chained;
+    case Kind::kProxyStep:
+      return static_cast<ProxyStep*>(handle)->chained;
+    default:
+      return static_cast<Event*>(handle)->chained;
+  }
+}
+
+}  // namespace paceline::nccl

@@ -1,0 +1,22 @@
+// Open operations of a communicator: entered in the page, completed when their end is seen, or known to be past.
+#pragma once
+
+#include "comm.h"
+#include "events.h"
+
+namespace paceline::nccl {
+
+// Enters `operation` in the page and in the communicator's list.
+void enter(Event* operation, const paceline_operation_v1& what, uint64_t now_ns);
+// The call has returned and all is launched. `kernels`: NCCL was asked for kernel events all the while.
+void returned(Event* operation, bool kernels, uint64_t now_ns);
+// One channel of its kernels has stopped.
+void kernel_stopped(Event* operation, uint64_t now_ns);
+// The first transfer over the network: from now on its slices are more than "not seen".
+void note_proxied(Comm* comm);
+// The communicator is closed: what is still open has no end.
+void abandon_operations(Comm* comm);
+
+// Ties a task to its operation, which it holds; `channels` kernels will come where `kernels` were asked for.
+void add_task(Event* operation, Event* task, uint8_t channels, bool kernels);
+}  // namespace paceline::nccl

@@ -1,0 +1,192 @@
+"""The plugin and the harness, built once a session, and a process that NCCL would have loaded it into."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pytest
+
+from paceline.contracts.codes import DetailLevel
+from paceline.probe.control import ControlPage
+from paceline.probe.nccl import PLUGIN_FLAGS, PLUGIN_LINK, PLUGIN_SOURCES, plugin_path
+from paceline.probe.reader import PageReader
+from paceline.probe.snapshot import FrameDetail, PageSnapshot
+from tests.unit.nccl.calls import Trace
+
+ROOT = Path(__file__).parents[3]
+KERNELS = ROOT / "kernels"
+NATIVE = Path(__file__).parent / "native"
+INCLUDES = [f"-I{KERNELS}/{folder}" for folder in ("include", "native", "nccl")]
+FLAGS = ("-std=c++17", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
+
+
+def compile_all(sources: Sequence[Path], target: Path, flags: Sequence[str], link: Sequence[str]) -> str:
+    """Compiles side by side and links; the compiler's words where it fails, else an empty string."""
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stderr if done.returncode else ""
+
+    with tempfile.TemporaryDirectory() as folder:
+        objects = [f"{folder}/{place}.o" for place, _ in enumerate(sources)]
+
+        def build(pair: tuple[Path, str]) -> str:
+            return run("g++", *FLAGS, *flags, *INCLUDES, "-c", str(pair[0]), "-o", pair[1])
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            errors = "".join(pool.map(build, zip(sources, objects, strict=True)))
+        return errors or run("g++", *FLAGS, *flags, *objects, "-o", str(target), *link)
+
+
+def build_plugin(target: Path, *flags: str) -> str:
+    sources = [KERNELS / source for source in PLUGIN_SOURCES]
+    link = [flag.replace("nccl/exports.map", f"{KERNELS}/nccl/exports.map") for flag in PLUGIN_LINK]
+    if flags:  # a sanitizer needs the shared C++ library
+        link = [flag for flag in link if not flag.startswith("-static")]
+    return compile_all(sources, target, [*PLUGIN_FLAGS, *(flags or ("-O2",))], ["-shared", *link])
+
+
+def installed_plugin() -> Path | None:
+    """What set-up has built, unless the sources have changed since."""
+    path = plugin_path()
+    sources = [path for folder in ("native", "nccl", "include") for path in (KERNELS / folder).rglob("*")]
+    newest = max(source.stat().st_mtime for source in sources)
+    return path if path is not None and path.stat().st_mtime >= newest else None
+
+
+def build_harness(target: Path, *flags: str) -> str:
+    return compile_all([NATIVE / "harness.cc"], target, flags, ["-rdynamic", "-ldl"])
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `plugin.so` and `harness`."""
+    assert shutil.which("g++"), "g++ is part of the toolchain this project needs"
+    folder = tmp_path_factory.mktemp("nccl")
+    plugin = installed_plugin()
+    errors = build_harness(folder / "harness", "-O1")
+    if plugin is None:
+        errors += build_plugin(folder / "plugin.so")
+    else:
+        (folder / "plugin.so").symlink_to(plugin)
+    assert not errors, errors
+    return folder
+
+
+class NcclProcess:
+    """A process with the plugin loaded; it makes the calls of traces."""
+
+    def __init__(self, plugin: Path, harness: Path, version: int, environment: dict[str, str]) -> None:
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PACELINE", "SLURM"))
+        }
+        self.process = subprocess.Popen(
+            [harness, plugin, str(version)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **clean,
+                "PACELINE_JOB_ID": "job",
+                "PACELINE_AGENT_SOCKET": "/nonexistent/agent",
+                **environment,
+            },
+        )
+        self.loaded = self._read()
+
+    def __enter__(self) -> "NcclProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> int:
+        """Its exit status after an orderly end."""
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            self.process.stdin.close()
+        status = self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return status
+
+    def _read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, line: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def make(self, trace: Trace) -> None:
+        """Make the calls of `trace` so far, and wait until all threads are through."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(trace.take().lines(self.process.pid))
+        assert self.ask("sync") == "ok 0"
+
+    @property
+    def mask(self) -> int:
+        return int(self.ask("mask"))
+
+    def is_null(self, handle: int) -> bool:
+        return self.ask(f"null {handle}") == "1"
+
+    def descriptor(self, name: str, flags: int) -> int | None:
+        folder = Path(f"/proc/{self.process.pid}/fd")
+        for entry in sorted(folder.iterdir(), key=lambda path: int(path.name)):
+            if f"memfd:{name}" in os.readlink(entry):
+                return os.open(entry, flags)
+        return None
+
+    def read(self) -> PageSnapshot:
+        page = self.descriptor("paceline-page", os.O_RDONLY)
+        assert page is not None, "the plugin made no page"
+        reader = PageReader(page)
+        os.close(page)
+        snapshot = reader.read()
+        reader.close()
+        return snapshot
+
+    def frame(self, place: int = 0) -> np.void:
+        frame: np.void = self.read().frames[place]
+        return frame
+
+    def detail(self, place: int = 0) -> FrameDetail:
+        return self.read().details[place]
+
+    def request(self, detail: DetailLevel) -> None:
+        """What the agent asks for through the control page."""
+        control = self.descriptor("paceline-control", os.O_RDWR)
+        assert control is not None
+        page = ControlPage(control)
+        page.write(detail)
+        page.close()
+        os.close(control)
+
+
+StartNccl = Callable[..., NcclProcess]
+
+
+@pytest.fixture
+def start_nccl(built: Path) -> Iterator[StartNccl]:
+    """`start_nccl(version=5, plugin=None, **environment)`."""
+    processes: list[NcclProcess] = []
+
+    def start(version: int = 7, plugin: Path | None = None, **environment: str) -> NcclProcess:
+        process = NcclProcess(plugin or built / "plugin.so", built / "harness", version, environment)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.process.kill()
+        process.end()

@@ -1,0 +1,274 @@
+"""Communicators, handles, detail, the time budget, a second profiler: what must hold whatever NCCL does."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from paceline.contracts.codes import DetailLevel, FrameFlag, Source
+from paceline.probe.reader import PageReader
+from tests.unit.nccl.calls import PROXY, SEND_WAIT, Trace
+from tests.unit.nccl.conftest import StartNccl, compile_all
+
+FULL = {"PACELINE_NCCL_TIER": "2", "PACELINE_NCCL_BUDGET_PERCENT": "100"}  # a script calls at full speed
+ENTRIES = 256 | 512 | 1024 | 2048 | 2 | 4
+KERNELS, PROXIES = 64, 8 | 16
+
+
+def test_library_shows_two_symbols_and_needs_no_cuda(built: Path) -> None:
+    shown = subprocess.run(
+        ["nm", "-D", "--defined-only", built / "plugin.so"], capture_output=True, text=True, check=True
+    )
+    assert [line.split()[1:] for line in shown.stdout.splitlines()] == [
+        ["D", "ncclProfiler_v4"],
+        ["D", "ncclProfiler_v5"],
+    ]
+    needed = subprocess.run(["ldd", built / "plugin.so"], capture_output=True, text=True, check=True).stdout
+    assert "cuda" not in needed
+    assert "stdc++" not in needed
+
+
+def test_p_seventy_communicators_and_their_slots(start_nccl: StartNccl) -> None:
+    process, trace = start_nccl(**FULL), Trace()
+    contexts = [trace.init(hash_=1000 + number) for number in range(70)]
+    for context in contexts:
+        trace.run(context)
+    process.make(trace)
+    snapshot = process.read()
+    assert len(snapshot.frames) == 64
+    assert snapshot.frames["completed"].tolist() == [1] * 64
+    assert snapshot.process["communicators_dropped"] == 6
+    for context in contexts:
+        trace.finalize(context)
+    again = trace.init(hash_=5)
+    trace.run(again)
+    process.make(trace)
+    found = process.read().frames
+    assert (found["context"] == 5).sum() == 1
+
+
+def test_q_late_calls_after_finalize_find_what_they_need(start_nccl: StartNccl) -> None:
+    process, trace = start_nccl(**FULL), Trace()
+    context, other = trace.init(hash_=1), trace.init(hash_=2)
+    operation = trace.enter(context)
+    trace.launch_kernels(operation)
+    trace.begin_task(operation, channels=1)
+    proxy = trace.append_proxy(operation, 0, 1, is_send=True)
+    trace.end_task(operation)
+    trace.begin_kernels(operation, 1)
+    step = trace.step(proxy, 0, is_send=True, upto=SEND_WAIT)
+    process.make(trace)
+    trace.finalize(context)
+    process.make(trace)
+    trace.stop(PROXY, step)
+    trace.step(proxy, 1, is_send=True)
+    trace.stop(PROXY, proxy)
+    trace.end_kernels(operation)
+    trace.run(other)
+    process.make(trace)
+    snapshot = process.read()
+    assert snapshot.process["nccl_late"] > 0
+    assert snapshot.frames["flags"][0] & FrameFlag.CLOSED
+    assert snapshot.frames["send_count"].tolist() == [0, 8]
+    assert snapshot.frames["open_ops"].tolist() == [0, 0]
+
+
+def test_r_detail_is_changed_while_it_runs(start_nccl: StartNccl) -> None:
+    process, trace = start_nccl(), Trace()
+    context = trace.init()
+    trace.run(context)
+    process.make(trace)
+    assert process.mask == ENTRIES
+    assert process.frame()["kernels_started"] == 0
+    process.request(DetailLevel.FULL)
+    trace.run(context)  # this one was asked for before; at its end the wish is seen
+    process.make(trace)
+    assert process.mask == ENTRIES | KERNELS | PROXIES
+    trace.run(context)
+    process.make(trace)
+    snapshot = process.read()
+    frame = snapshot.frames[0]
+    assert (frame["started"], frame["completed"], frame["kernels_done"], frame["send_count"]) == (3, 3, 2, 8)
+    assert snapshot.process["nccl_tier"] == 2
+    # Its counts began in the middle: they are shown, and nobody may compare them.
+    assert frame["flags"] & (FrameFlag.COUNTS_UNOBSERVABLE | FrameFlag.COMPLETION_UNOBSERVABLE) == (
+        FrameFlag.COUNTS_UNOBSERVABLE
+    )
+    process.request(DetailLevel.ROUNDS)
+    trace.run(context)
+    trace.run(context)
+    process.make(trace)
+    frame = process.frame()
+    assert process.mask == ENTRIES
+    assert (frame["completed"], frame["kernels_done"]) == (4, 4)
+    assert frame["flags"] & FrameFlag.COMPLETION_UNOBSERVABLE
+
+
+def test_s_two_communicators_of_one_hash_are_two(start_nccl: StartNccl) -> None:
+    process, trace = start_nccl(), Trace()
+    for nranks in (4, 4, 8):
+        trace.run(trace.init(nranks=nranks, hash_=9), nranks=nranks, network=False)
+    process.make(trace)
+    frames = process.read().frames
+    assert len(set(frames["comm"].tolist())) == 3
+    assert frames["instance"].tolist() == [0, 1, 0]
+    assert frames["context"].tolist() == [9, 9, 9]
+
+
+def test_all_ranks_name_a_communicator_alike(start_nccl: StartNccl) -> None:
+    names = set()
+    for rank in range(2):
+        process, trace = start_nccl(), Trace()
+        trace.init(rank=rank)
+        process.make(trace)
+        names.add(int(process.frame()["comm"]))
+    assert len(names) == 1
+
+
+def test_t_killed_process_leaves_a_page_that_reads(start_nccl: StartNccl) -> None:
+    process, trace = start_nccl(**FULL), Trace()
+    context = trace.init()
+    for _ in range(50):
+        trace.run(context)
+    page = None
+    process.make(trace)
+    page = process.descriptor("paceline-page", os.O_RDONLY)
+    assert page is not None
+    for _ in range(500):
+        trace.run(context)
+    assert process.process.stdin is not None
+    process.process.stdin.write(trace.take().lines(process.process.pid))
+    process.process.send_signal(signal.SIGKILL)
+    process.process.wait(10)
+    reader = PageReader(page)
+    os.close(page)
+    frame = reader.read().frames[0]
+    reader.close()
+    assert frame["completed"] >= 50
+
+
+def test_v_refused_memory_leaves_nccl_alone(start_nccl: StartNccl, tmp_path: Path) -> None:
+    """No memfd, as under a tight RLIMIT or a seccomp filter: no page, no handles, no harm."""
+    process = start_nccl(PACELINE_DISABLED="1")
+    trace = Trace()
+    context = trace.init()
+    trace.run(context)
+    trace.finalize(context)
+    process.make(trace)
+    assert process.descriptor("paceline-page", os.O_RDONLY) is None
+    assert process.end() == 0
+
+
+def test_handles_that_hang_are_bounded_and_never_given_again(start_nccl: StartNccl) -> None:
+    process, trace = start_nccl(**FULL), Trace()
+    context = trace.init()
+    stuck = []
+    for _ in range(6000):  # more than a communicator keeps open
+        operation = trace.enter(context)
+        trace.launch_kernels(operation)
+        trace.begin_task(operation, channels=1)
+        trace.end_task(operation)
+        stuck.append(operation)
+    process.make(trace)
+    snapshot = process.read()
+    assert snapshot.frames[0]["started"] == 6000
+    assert snapshot.frames[0]["head_round"] == 1
+    assert snapshot.process["nccl_dropped"] > 0
+    for operation in stuck[:300]:
+        trace.begin_kernels(operation, 1)
+        trace.end_kernels(operation)
+    process.make(trace)
+    assert process.frame()["head_round"] == 301  # exact for the oldest 512
+
+
+def test_busy_handles_come_back(start_nccl: StartNccl) -> None:
+    """More handles than the pool of 32,768 has."""
+    process, trace = start_nccl(**FULL), Trace()
+    context = trace.init()
+    for _ in range(5):
+        for _ in range(1000):
+            trace.run(context, channels=4, network=False)
+        process.make(trace)
+    snapshot = process.read()
+    assert (snapshot.process["nccl_dropped"], snapshot.process["errors"]) == (0, 0)
+    assert (snapshot.frames[0]["completed"], snapshot.frames[0]["kernels_done"]) == (5000, 20_000)
+
+
+def test_time_above_the_budget_lowers_the_tier_and_says_so(start_nccl: StartNccl) -> None:
+    process, trace = start_nccl(PACELINE_NCCL_TIER="2", PACELINE_NCCL_BUDGET_PERCENT="0.000001"), Trace()
+    context = trace.init()
+    process.make(trace)
+    assert process.mask == ENTRIES | KERNELS | PROXIES
+    for _ in range(40):
+        for _ in range(20):
+            trace.run(context)
+        process.make(trace)
+        process.ask("sleep 60")
+        header = process.read().process
+        if header["nccl_tier"] == 0:
+            break
+    assert (header["nccl_tier"], header["nccl_tier_max"]) == (0, 0)
+    assert header["nccl_lowered"] == 2
+    assert header["nccl_own_ns"] > 0
+    assert header["nccl_over_ns"] > 0
+    assert process.mask == ENTRIES
+    assert process.frame()["flags"] & FrameFlag.COUNTS_UNOBSERVABLE
+
+
+def test_second_profiler_is_called_with_its_own_handles(start_nccl: StartNccl, tmp_path: Path) -> None:
+    recorder = tmp_path / "recorder.so"
+    errors = compile_all(
+        [Path(__file__).parent / "native/recorder.cc"], recorder, ["-fPIC", "-O1"], ["-shared"]
+    )
+    assert not errors, errors
+    log = tmp_path / "calls"
+    process = start_nccl(PACELINE_CHAIN_PROFILER=str(recorder), RECORDER_FILE=str(log), RECORDER_MASK="4094")
+    trace = Trace()
+    context = trace.init()
+    trace.run(context)
+    process.make(trace)
+    trace.finalize(context)
+    process.make(trace)
+    assert process.mask == 4094 | ENTRIES  # what either of them wants
+    assert process.end() == 0
+    lines = log.read_text().splitlines()
+    assert lines[0] == "init 5 12648430 4 0"
+    assert lines[-1] == "finalize"
+    # Its own parents: a step names its proxy operation, that names the task, that the call, that the group.
+    parents = {line.split()[2]: line.split()[3] for line in lines if line.startswith("start ")}
+    kinds = {line.split()[2]: int(line.split()[1]) for line in lines if line.startswith("start ")}
+    chains = {
+        tuple(kinds[handle] for handle in _chain(handle, parents))
+        for handle in parents
+        if kinds[handle] in (16, 64)
+    }
+    assert chains == {(16, 8, 2, 512, 256), (64, 2, 512, 256)}
+    assert sum(line.startswith("start ") for line in lines) == sum(line.startswith("stop ") for line in lines)
+    assert "unknown" not in log.read_text()
+
+
+def _chain(handle: str, parents: dict[str, str]) -> list[str]:
+    found = []
+    while handle != "0":
+        found.append(handle)
+        handle = parents[handle]
+    return found
+
+
+def test_page_of_the_trainer_is_shared(built: Path) -> None:
+    """In a process that has the hook's page already the plugin writes there and makes none of its own."""
+    script = Path(__file__).with_name("two_writers.py")
+    environment = {**os.environ, "PACELINE_NCCL_TIER": "0"}
+    done = subprocess.run(
+        [sys.executable, script, built / "plugin.so"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    source, mine, plugins, pages = done.stdout.split()
+    assert (int(source), int(mine), int(plugins), int(pages)) == (
+        Source.TORCH_HOOK | Source.NCCL_PROFILER, Source.TORCH_HOOK, Source.NCCL_PROFILER, 1,
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""The plugin, the page and the harness under ThreadSanitizer: many threads, late calls, changing detail."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.contracts.codes import DetailLevel
+from tests.unit.nccl.calls import PROXY, SEND_WAIT, Trace
+from tests.unit.nccl.conftest import NcclProcess, build_harness, build_plugin
+
+FULL = {"PACELINE_NCCL_TIER": "2", "PACELINE_NCCL_BUDGET_PERCENT": "100"}
+SANITIZER = ("-fsanitize=thread", "-O1", "-Wno-tsan")
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tsan")
+    errors = build_harness(folder / "harness", *SANITIZER) or build_plugin(folder / "plugin.so", *SANITIZER)
+    if errors:
+        pytest.skip(f"no ThreadSanitizer here: {errors.splitlines()[-1:]}")
+    done = subprocess.run(
+        [folder / "harness", folder / "plugin.so"], input="", capture_output=True, text=True, check=False
+    )
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("ThreadSanitizer does not run under this kernel's address randomisation")
+    return folder
+
+
+def interleave(traces: list[Trace], names: list[str]) -> str:
+    """Each trace with threads of its own, all at once."""
+    lines = []
+    for trace, name in zip(traces, names, strict=True):
+        lines += [f"{name}{line}" for line in trace.take().lines(0).splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("version", [4, 7])
+def test_no_race_between_threads_and_communicators(sanitized: Path, tmp_path: Path, version: int) -> None:
+    log = tmp_path / "tsan"
+    options = {"TSAN_OPTIONS": f"log_path={log} exitcode=66", **FULL}
+    with NcclProcess(sanitized / "plugin.so", sanitized / "harness", version, options) as process:
+        pid = process.process.pid
+        trace = Trace(min(version, 5))
+        contexts = [trace.init(hash_=number) for number in range(3)]
+        process.make(trace)
+        assert process.process.stdin is not None
+        for turn in range(4):
+            lines: list[str] = []
+            for number, context in enumerate(contexts):
+                for _ in range(40):
+                    trace.run(context, steps=2)
+                lines += [f"{number}{line}" for line in trace.take().lines(pid).splitlines()]
+            process.request(DetailLevel.ROUNDS if turn % 2 else DetailLevel.FULL)
+            process.process.stdin.write("\n".join(lines) + "\n")
+            process.read()
+            assert process.ask("sync") == "ok 0"
+        late = trace.enter(contexts[0])
+        trace.begin_task(late, channels=1)
+        proxy = trace.append_proxy(late, 0, 1, is_send=True)
+        trace.end_task(late)
+        step = trace.step(proxy, 0, is_send=True, upto=SEND_WAIT)
+        trace.finalize(contexts[0])  # on the user's thread, while the proxy's goes on
+        trace.stop(PROXY, step)
+        trace.stop(PROXY, proxy)
+        process.make(trace)
+        snapshot = process.read()
+        assert snapshot.frames["started"].tolist() == [161, 160, 160]
+        assert snapshot.process["nccl_dropped"] == 0
+        assert process.end() == 0
+    reports = "".join(path.read_text() for path in tmp_path.glob("tsan*"))
+    assert "data race" not in reports, reports[:4000]
