@@ -75,8 +75,11 @@ void end_groups_before(Comm* comm, Event* operation, uint64_t now_ns) {
   while (comm->first != nullptr && comm->first->group < operation->group) complete(comm, comm->first, false, now_ns);
 }
 
+// By the oldest open operation, once it is launched; until then by what was before it.
 void show_completion(Comm* comm) {
-  bool unseen = comm->first == nullptr ? comm->ended_unseen : !has(comm->first, kTracked) && comm->ended_unseen;
+  bool unseen = (comm->flags & PACELINE_FRAME_FLAG_COMPLETION_UNOBSERVABLE) != 0;
+  if (comm->first == nullptr) unseen = comm->ended_unseen;
+  else if (has(comm->first, kReturned)) unseen = !has(comm->first, kTracked);
   uint32_t others = comm->flags & ~static_cast<uint32_t>(PACELINE_FRAME_FLAG_COMPLETION_UNOBSERVABLE);
   show_flags(comm, others | (unseen ? PACELINE_FRAME_FLAG_COMPLETION_UNOBSERVABLE + 0u : 0u));
 }

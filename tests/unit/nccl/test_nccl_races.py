@@ -27,14 +27,6 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def interleave(traces: list[Trace], names: list[str]) -> str:
-    """Each trace with threads of its own, all at once."""
-    lines = []
-    for trace, name in zip(traces, names, strict=True):
-        lines += [f"{name}{line}" for line in trace.take().lines(0).splitlines()]
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize("version", [4, 7])
 def test_no_race_between_threads_and_communicators(sanitized: Path, tmp_path: Path, version: int) -> None:
     log = tmp_path / "tsan"
