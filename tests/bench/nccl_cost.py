@@ -2,7 +2,7 @@
 
     python tests/bench/nccl_cost.py [--repeats 25] [--operations 4000]
 
-Medians with the 5th and 95th percentile over repeats: `calls` is the cheapest tier (11 callbacks), `kernels`
+Medians with the 5th and 95th percentile over repeats: `calls` is the cheapest tier (10 callbacks), `kernels`
 adds the kernel events of two channels, `network` 64 slices of a ring besides; `clock` is one reading of
 CLOCK_MONOTONIC, which a plugin without the time stamp counter pays twice in each callback. Needs a C++
 compiler.
