@@ -1,7 +1,7 @@
 // The list is in order of entry, so groups of calls are, too. NCCL carries out the groups of one communicator one
 // after another: the end of an operation is the end of all groups before it. Where no kernel events come, an
 // operation stays open until the communicator's next group is called, and the frame says that completion cannot be
-// observed: it is the newest call, and nobody knows more (docs/adr/0029-nccl-rounds.md).
+// observed: it is the newest call, and nobody knows more (docs/adr/0032-nccl-rounds.md).
 #include "operations.h"
 
 #include "plugin.h"

@@ -119,7 +119,7 @@ PROCESS = _layout(
     ("errors", "u8", 1, "internal errors swallowed so that training is not hurt"),
     ("finished", "u4", 1, "1 after an orderly end of training"),
     ("spare0", "u4", 1, ""),
-    # the NCCL profiler plugin about itself (docs/adr/0028-nccl-profiler.md)
+    # the NCCL profiler plugin about itself (docs/adr/0031-nccl-profiler.md)
     ("nccl_tier", "u4", 1, "detail in force: 0 entries, 1 and kernels, 2 and proxy steps"),
     ("nccl_tier_max", "u4", 1, "highest tier that the time budget allows now"),
     ("nccl_events", "u4", 1, "event bits asked of NCCL"),
