@@ -1,6 +1,9 @@
 """Adapters that read lines, in the order of asking."""
 
+from paceline.analysis.adapters.asked_to_end import AskedToEnd
+from paceline.analysis.adapters.environment import Environments
 from paceline.analysis.adapters.gloo import GlooFailures
+from paceline.analysis.adapters.horovod import HorovodStalls
 from paceline.analysis.adapters.host_fabric import NetworkPorts, PciSwitches
 from paceline.analysis.adapters.host_gpu import DeviceQueues, SmiSections
 from paceline.analysis.adapters.host_tables import BandwidthTables, ProcessTables
@@ -15,22 +18,32 @@ from paceline.analysis.adapters.launchers import (
     SlurmEnds,
     WorldSizes,
 )
+from paceline.analysis.adapters.links import LinkStates
+from paceline.analysis.adapters.lost import LostPeers
+from paceline.analysis.adapters.merged_stacks import MergedStacks
+from paceline.analysis.adapters.metrics_text import MetricsText
 from paceline.analysis.adapters.model import LineAdapter
 from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetwork, NcclSettings
 from paceline.analysis.adapters.nccl_ras import RasText
 from paceline.analysis.adapters.nccl_setup import NcclSetup
+from paceline.analysis.adapters.pair_lines import PairLines
 from paceline.analysis.adapters.phases import Phases
+from paceline.analysis.adapters.pods import PodStates
 from paceline.analysis.adapters.process_errors import ProcessEnds, ProcessFaults
 from paceline.analysis.adapters.progress import Progress
-from paceline.analysis.adapters.rendezvous import Endpoints, StoreFailures
+from paceline.analysis.adapters.rendezvous import Endpoints, StoreFailures, StoreSetup
+from paceline.analysis.adapters.resources import ResourceLimits
 from paceline.analysis.adapters.rows import JsonRows
+from paceline.analysis.adapters.smi_table import SmiTables
 from paceline.analysis.adapters.stacks import Stacks
+from paceline.analysis.adapters.step_lines import StepLines
+from paceline.analysis.adapters.stragglers import StragglerReports
+from paceline.analysis.adapters.tables import DelimitedTables
 from paceline.analysis.adapters.torch_reports import (
     Barriers,
     DesyncReports,
     Mismatches,
     ModelMismatches,
-    StalledTensors,
 )
 from paceline.analysis.adapters.torch_watchdog import GroupStatuses, WatchdogsStuck, WatchdogTimeouts
 
@@ -40,7 +53,7 @@ LINES: tuple[LineAdapter, ...] = (
     WatchdogsStuck(),
     Mismatches(),
     ModelMismatches(),
-    StalledTensors(),
+    HorovodStalls(),
     DesyncReports(),
     Barriers(),
     GlooFailures(),
@@ -57,6 +70,12 @@ LINES: tuple[LineAdapter, ...] = (
     SlurmEnds(),
     KubernetesEnds(),
     RayEnds(),
+    LostPeers(),
+    AskedToEnd(),
+    PodStates(),
+    Environments(),
+    LinkStates(),
+    ResourceLimits(),
     CleanEnds(),
     LauncherStarts(),
     ShellEnds(),
@@ -64,14 +83,22 @@ LINES: tuple[LineAdapter, ...] = (
     WorldSizes(),
     Endpoints(),
     StoreFailures(),
+    StoreSetup(),
     Stacks(),
+    MergedStacks(),
     SmiSections(),
+    SmiTables(),
     DeviceQueues(),
     PciSwitches(),
     NetworkPorts(),
     BandwidthTables(),
     ProcessTables(),
     JsonRows(),
+    DelimitedTables(),
+    MetricsText(),
+    PairLines(),
+    StragglerReports(),
+    StepLines(),
     Progress(),
     Phases(),
 )

@@ -44,7 +44,10 @@ def _kind(text: str) -> tuple[GlooKind | None, str, int | None]:
     if "gloo" in text and ("Connection reset by peer" in text or "Broken pipe" in text):
         return GlooKind.RESET, "", None
     if "gloo" in text and (
-        "onnect timeout" in text or "connect() timed out" in text or "Connection refused" in text
+        "onnect timeout" in text
+        or "connect() timed out" in text
+        or "Connection refused" in text
+        or "connectFullMesh failed" in text
     ):
         return GlooKind.CONNECT, "", None
     return None, "", None

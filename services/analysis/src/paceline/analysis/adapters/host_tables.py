@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"-?(?:\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})(?:e[+-]?\d{1,3})?"
 _NCCL_DEVICE = re.compile(
     r"#\s{1,8}Rank\s{1,8}(?P<rank>\d{1,7}) Group\s{1,8}\d{1,4} Pid\s{1,8}(?P<pid>\d{1,9}) on\s{1,8}"
     r"(?P<host>\S{1,128}) device\s{1,8}(?P<device>\d{1,4}) "
-    r"\[(?P<pci>[\da-fA-F]{4}:[\da-fA-F]{2}:[\da-fA-F]{2})"
+    r"\[(?:0x[\da-fA-F]{1,4}\]|(?P<pci>[\da-fA-F]{4}:[\da-fA-F]{2}:[\da-fA-F]{2}))"
 )
 _AVERAGE = re.compile(r"Avg bus bandwidth\s{0,8}:\s{0,8}(?P<value>\d{1,9}(?:\.\d{1,9})?)")
 _LOAD = re.compile(r"load average: ?(?P<load>\d{1,9}(?:\.\d{1,4})?)")
@@ -64,7 +64,7 @@ class BandwidthTables:
             pid=int(found["pid"]),
             host=found["host"],
             local_rank=int(found["device"]),
-            gpu=normal_pci(found["pci"]),
+            gpu=normal_pci(found["pci"]) if found["pci"] else "",
         )
         return Membership(**base, group=Group(), rank_in_group=int(found["rank"]))
 

@@ -27,6 +27,11 @@ _SRUN = re.compile(
     r"().-]{0,80})"
 )
 _SRUN_NODE = re.compile(r"srun: error: Node failure on (?P<host>[\w.,\[\]-]{1,200})")
+_LAUNCH = re.compile(
+    r"srun: error: Task launch for [\w.=]{1,60} failed on node (?P<host>[\w.-]{1,64}): (?P<why>.{1,120})"
+    r"|ssh: (?:connect to host|Could not resolve hostname) (?P<other>[\w.-]{1,128}?)(?: port \d{1,5})?: "
+    r"(?P<words>.{1,120})"
+)
 _EXIT = re.compile(r"exit code (?P<code>\d{1,3})")
 _STEP = re.compile(
     r"\*\*\* (?:JOB|STEP) (?P<id>[\w.+-]{1,40}) ON (?P<host>[\w.-]{1,64}) (?:CANCELLED|FAILED)(?P<why>.{0,"
@@ -53,6 +58,11 @@ _EVENT = re.compile(
     r"\b(?:Warning|Normal)\s{1,20}(?:Evicted|NodeNotReady|TaintManagerEviction|Preempted|NodeShutdown)\b|"
     r"The node (?:\S{1,64} )?was low on resource|status is now: NodeNotReady"
 )
+_NODE_GONE = re.compile(r"NodeLost|(?:Node (?P<node>[\w.-]{1,64}) )?status is now: NodeNotReady")
+_RAY_NODE = re.compile(
+    r"node .{0,120}?\baddress: (?P<ip>[\w.:-]{1,64}?)(?: and .{0,80})? has been marked dead"
+    r"|(?:its|actor's) node (?:has died|was terminated)"
+)
 _RAY = re.compile(
     r"worker (?:process )?has died|Worker unexpectedly exits|The actor died unexpectedly|"
     r"A worker died or was killed|node .{0,120}has been marked dead|Task was killed due to the node "
@@ -60,6 +70,8 @@ _RAY = re.compile(
     r"The worker died unexpectedly while executing|Worker proc(?:ess)? \S{1,64} died unexpectedly|"
     r"killed by the (?:Ray )?memory monitor"
 )
+_RAY_PID = re.compile(r"\bpid=(?P<pid>\d{1,9}), memory used")
+_RAY_IP = re.compile(r"\(IP: (?P<ip>[\w.:-]{1,64}), ID")
 _RAY_MEMORY = re.compile(r"running low on memory|memory monitor|OutOfMemoryError")
 _NUMBERED = re.compile(r"Worker proc(?:ess)? [A-Za-z]\w{0,40}-(?P<rank>\d{1,6}) died")  # vLLM's executor
 _RAY_FIELD = re.compile(r"^\s{1,16}(?P<key>pid|ip):\s{1,8}(?P<value>[\w.:]{1,64})\s{0,8}$")
@@ -90,7 +102,16 @@ class SlurmEnds:
     """`srun: error:` and `slurmstepd: error:`."""
 
     name = "slurm"
-    needles = ("srun: error", "slurmstepd", "oom_kill event", "oom-kill event", "*** JOB", "*** STEP")
+    needles = (
+        "srun: error",
+        "ssh: co",
+        "ssh: Could",
+        "slurmstepd",
+        "oom_kill event",
+        "oom-kill event",
+        "*** JOB",
+        "*** STEP",
+    )
 
     def read(self, block: Block) -> Iterator[Fact]:
         text, base = block.line.text[:LOOK_CHARS], base_of(block)
@@ -98,7 +119,11 @@ class SlurmEnds:
             yield from self._tasks(base, found, text)
         elif found := _SRUN_NODE.search(text):
             base["speaker"] = replace(base["speaker"], rank=None, host=found["host"])
-            yield ProcessEnd(**base, signal=9, text=text[:500])
+            yield ProcessEnd(**base, signal=9, node_lost=True, text=text[:500])
+        elif found := _LAUNCH.search(text):
+            base["speaker"] = replace(base["speaker"], rank=None, host=found["host"] or found["other"])
+            why = (found["why"] or f"ssh: {found['words']}").strip()
+            yield SettingSeen(**base, name="launch_failed", value=why, text=text[:300])
         elif _OOM_EVENT.search(text):
             base["speaker"] = replace(base["speaker"], rank=None)
             yield HostKill(**base, text=text[:500])
@@ -163,9 +188,13 @@ class KubernetesEnds:
             code = int(found["code"])
             signal = code - 128 if 128 < code < 160 else None
             words = f"{pod} exit code {code}".strip()
-            yield ProcessEnd(**base, exit_code=code, signal=signal, clean=code == 0, text=words)
+            yield ProcessEnd(**base, exit_code=code, signal=signal, clean=code == 0, name=pod, text=words)
         elif row or _EVENT.search(text[:1000]):
-            yield ProcessEnd(**base, signal=9, text=f"{pod} {text.strip()}".strip()[:500])
+            lost = _NODE_GONE.search(text[:1000])
+            gone = (lost["node"] or "") if lost else ""
+            base["speaker"] = replace(base["speaker"], host=gone or base["speaker"].host)
+            words = f"{pod} {text.strip()}".strip()[:500]
+            yield ProcessEnd(**base, signal=9, node_lost=lost is not None, name=pod, text=words)
 
 
 class RayEnds:
@@ -174,6 +203,7 @@ class RayEnds:
     name = "ray"
     needles = (
         "died",
+        "was terminated",
         "unexpectedly exits",
         "marked dead",
         "low on memory",
@@ -183,7 +213,7 @@ class RayEnds:
 
     def read(self, block: Block) -> Iterator[Fact]:
         text, base = block.line.text[:LOOK_CHARS], base_of(block)
-        if not _RAY.search(text):
+        if not _RAY.search(text) and not _RAY_NODE.search(text):
             return
         fields: dict[str, str] = {}
         for line in list(block.after)[:12]:
@@ -193,8 +223,17 @@ class RayEnds:
         speaker = base["speaker"]
         if numbered := _NUMBERED.search(text):
             speaker = replace(speaker, rank=int(numbered["rank"]), pid=None)
-        base["speaker"] = replace(speaker, pid=pid or speaker.pid, host=fields.get("ip") or speaker.host)
-        if _RAY_MEMORY.search(text):
+        base["speaker"] = replace(speaker, pid=pid, host=fields.get("ip") or speaker.host)
+        if lost := _RAY_NODE.search(text):
+            host = lost["ip"] or base["speaker"].host
+            base["speaker"] = replace(base["speaker"], rank=None, pid=None, host=host)
+            yield ProcessEnd(**base, node_lost=True, text=text[:500])
+        elif _RAY_MEMORY.search(text):
+            below = " ".join([text, *(line.text[:LOOK_CHARS] for line in list(block.after)[:2])])
+            if pid is None and (found := _RAY_PID.search(below)):
+                host = _RAY_IP.search(below)
+                place = host["ip"] if host else base["speaker"].host
+                base["speaker"] = replace(base["speaker"], pid=int(found["pid"]), host=place)
             yield HostKill(**base, name="ray worker", text=text[:500])
         else:
             yield ProcessEnd(**base, text=text[:500])

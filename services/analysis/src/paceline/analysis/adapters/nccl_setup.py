@@ -1,7 +1,7 @@
 """What NCCL says of a process before its first operation: adapters, addresses, and why an init is refused.
 
-Settings: `ib_devices` (names with commas, `none`), `own_address` (of the bootstrap), `init_refused` (one of
-`versions`, `rank_count`, `same_gpu`).
+Settings: `ib_devices` (names with commas, `none`), `own_address` and `own_interface` (of the bootstrap, as
+`eth0:10.0.0.1`), `init_refused` (one of `versions`, `rank_count`, `same_gpu`).
 """
 
 import re
@@ -16,7 +16,8 @@ _DEVICES = re.compile(r"NET/IB ?: Using (?P<devices>\[\d{1,3}\][\w.-]{1,64}:.{0,
 _DEVICE = re.compile(r"\[\d{1,3}\](?P<name>[\w.-]{1,64}):")
 _NONE = re.compile(r"NET/IB ?: No (?:IB )?device found")
 _ADDRESS = re.compile(
-    r"(?:Bootstrap ?: Using |OOB )(?:\[\d{1,3}\])?[\w.-]{1,64}:(?P<address>[\da-fA-F.:]{3,64}?)(?:%\w+)?<"
+    r"(?:Bootstrap ?: Using |OOB )(?:\[\d{1,3}\])?(?P<name>[\w.-]{1,64}):"
+    r"(?P<address>[\da-fA-F.:]{3,64}?)(?:%\w+)?<"
 )
 _REFUSED = (
     ("versions", re.compile(r"Mismatched NCCL version detected")),
@@ -42,6 +43,8 @@ class NcclSetup:
             yield SettingSeen(**device_base(block), name="ib_devices", value="none", text=text[:300])
         if found := _ADDRESS.search(text):
             yield SettingSeen(**device_base(block), name="own_address", value=found["address"])
+            interface = f"{found['name']}:{found['address']}"
+            yield SettingSeen(**device_base(block), name="own_interface", value=interface)
         for value, pattern in _REFUSED:
             if found := pattern.search(text):
                 words = text[found.start() :].strip()[:300]

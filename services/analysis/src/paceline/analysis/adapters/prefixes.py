@@ -49,7 +49,7 @@ _TENSOR_RANK = re.compile(r"(?<![A-Za-z])TP(\d{1,5})\b")
 _STAGE = re.compile(r"(?<![A-Za-z])PP\d")
 _REPLICA = re.compile(r"(?<![A-Za-z])DP[1-9]")
 _MPI = re.compile(
-    r"^\[\d{1,9},(?:mpirank:)?(?P<rank>\d{1,6})(?:,(?P<host>[\w.-]{1,64}))?\]<std(?:out|err)>:\s?"
+    r"^\[(?:[\w.-]{1,80}@)?\d{1,9},(?:mpirank:)?(?P<rank>\d{1,6})(?:,(?P<host>[\w.-]{1,64}))?\]<std(?:out|err|diag)>:\s?"
 )
 _BOOT = re.compile(r"^\[ *(?P<time>\d{1,9}\.\d{1,9})\] ?")
 _START = re.compile(r"^t= *(?P<time>\d{1,18}(?:\.\d{1,18})?)s ")

@@ -31,6 +31,13 @@ _CUDA = (
     (re.compile(r"CUDA error: |CUDA_ERROR_[A-Z_]+|cudaError[A-Z]\w+|CUBLAS_STATUS_(?!SUCCESS)\w+|HIP "
         r"error: "), K.CUDA_OTHER),
 )  # fmt: skip
+_OF_PROGRAM = re.compile(  # the program asked for what the driver does not do; no device failed
+    r"operation not permitted|when stream is capturing|stream capture|cudaErrorStreamCapture|invalid argument"
+    r"|invalid device ordinal|invalid configuration|invalid resource handle|no kernel image"
+    r"|too many resources"
+    r"|CUBLAS_STATUS_(?:INVALID_VALUE|NOT_SUPPORTED|NOT_INITIALIZED|ALLOC_FAILED)|no CUDA-capable device"
+    r"|driver version is insufficient|peer access is (?:already|not)"
+)
 _ELASTIC = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d{1,18}) \(local_rank: (?P<local>\d{1,18})\)")
 _CODE = re.compile(r"^\s*exitcode\s*:\s*(?P<code>-?\d{1,18}) \(pid: (?P<pid>\d{1,18})\)")
 _HOSTNAME = re.compile(r"^\s*host\s*:\s*(?P<host>[\w.-]{1,128})")
@@ -166,7 +173,8 @@ def _is_just_before(origin: Origin, here: Origin, lines: int) -> bool:
 
 def cuda_kind(text: str) -> ProcessFaultKind | None:
     """Which CUDA error a line reports, None where none."""
-    return next((kind for pattern, kind in _CUDA if pattern.search(text)), None)
+    kind = next((kind for pattern, kind in _CUDA if pattern.search(text)), None)
+    return K.EXCEPTION if kind is K.CUDA_OTHER and _OF_PROGRAM.search(text) else kind
 
 
 def _ending(code: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ _OPEN = re.compile(
 _STEP = re.compile(
     r"(?<![\w/.-])(?P<front>(?:[a-z]+[ _])?)(?P<what>global[_ ]?step|iteration|iter|step"
     r"|batch)\b\s*[:=#]?\s*\[?\s*"
-    r"(?P<done>\d{1,12})(?![\d.]*[a-z%]|\.\d)(?:\s*(?:/|of)\s*(?P<total>\d{1,12}))?",
+    r"(?P<done>\d{1,12})(?![\d.]*[a-z%]|\d|\.\d)(?:\s*(?:/|of)\s*(?P<total>\d{1,12}))?",
     re.IGNORECASE,
 )
 _STEPS = re.compile(r"\bsteps\s*[:=]\s*(?P<done>\d{1,12}),?\s+loss\b", re.IGNORECASE)
@@ -91,7 +91,7 @@ class Progress:
 
 
 def _counted(block: Block, text: str) -> Iterator[Fact]:
-    if text.lstrip().startswith('File "'):
+    if text.lstrip().startswith('File "') or "srun: " in text or "slurmstepd: " in text or "(factor)" in text:
         return
     found = _step(text)
     what = "iteration"
@@ -107,6 +107,12 @@ def _counted(block: Block, text: str) -> Iterator[Fact]:
         what=what,
         step_s=_seconds(text) if what == "iteration" else None,
     )
+
+
+def step_number(text: str) -> int | None:
+    """The step or iteration that a line names, None where none."""
+    found = _step(text[:_LOOK_CHARS])
+    return int(found["done"]) if found else None
 
 
 def _step(text: str) -> re.Match[str] | None:

@@ -29,6 +29,8 @@ _USED = re.compile(
     + r"|(?:rdzv[_-]endpoint|coordinator[_-]address|init[_-]method|dist[_-]url)['\"]?\s{0,8}[=: ]{1,3}['\"]?"
     + _OTHER
 )
+_MASTER = re.compile(r"\bMASTER_ADDR['\"]?\s{0,4}[:=]\s{0,4}['\"]?(?P<host>[\w.-]{1,128})")
+_MASTER_PORT = re.compile(r"\bMASTER_PORT['\"]?\s{0,4}[:=]\s{0,4}['\"]?(?P<port>\d{2,5})\b")
 _SERVICE_WORD = re.compile(
     r"coordinat|rendezvous|rdzv|[Ss]tore|master|distributed service|init[_-]method|dist[_-]url"
 )
@@ -48,6 +50,14 @@ _LOST = re.compile(
     r"[Ff]ailed to check the \"should dump\" flag on TCPStore|"
     r"store->get\([^()]{0,80}\) got error: (?:Connection (?:reset|closed|refused)|Broken pipe)"
 )
+_IN_USE = re.compile(r"failed to listen on any local network address|EADDRINUSE")
+_PORT = re.compile(r"(?:\]|\d):(?P<at>\d{2,5}) \(errno: (?:98|48)|\bport: (?P<port>\d{2,5})\b")
+_UNRESOLVED = re.compile(
+    r"addresses of \((?P<name>[A-Za-z][\w.-]{0,127}), \d{2,5}\) cannot be retrieved"
+    r"|[Cc]ould not resolve host(?:name)?:? '?(?P<host>[A-Za-z][\w.-]{0,127})"
+    r"|(?:lookup|resolve) (?P<other>[A-Za-z][\w.-]{0,127})\b.{0,80}(?:no such host"
+    r"|[Nn]ame or service not known|name resolution)"
+)
 _PEER = re.compile(
     r"(?:\[(?P<host>[\w.:-]{1,128})\]:(?P<port>\d{2,5})|\((?P<name>[\w.:-]{1,128}), (?P<number>\d{2,5})\))"
 )
@@ -60,7 +70,7 @@ class Endpoints:
     name = "endpoints"
     needles = (
         "oordinat", "endezvous", "rdzv", "istributed service", "tore ", "master", "init_method",
-        "init-method",
+        "init-method", "MASTER_ADDR",
         "dist_url", "dist-url",
     )  # fmt: skip
 
@@ -70,11 +80,36 @@ class Endpoints:
             name = "endpoint_served"
         elif _SERVICE_WORD.search(text) and (found := _USED.search(text)):
             name = "endpoint_used"
+        elif found := _MASTER.search(text):
+            port = _MASTER_PORT.search(text)
+            value = f"{found['host']}:{port['port'] if port else '0'}"
+            yield SettingSeen(**base_of(block), name="master", value=value, text=text[:300])
+            return
         else:
             return
         address = found["address"] or found["other"]
         if address.rpartition(":")[0] not in _ANY:
             yield SettingSeen(**base_of(block), name=name, value=address, text=text[:300])
+
+
+class StoreSetup:
+    """Settings `port_in_use` (its number, where it is said) and `name_unresolved` (the name)."""
+
+    name = "store setup"
+    needles = ("EADDRINUSE", "failed to listen", "failed to bind", "cannot be retrieved", "esolve", "lookup ")
+
+    def __init__(self) -> None:
+        self._port = ""
+
+    def read(self, block: Block) -> Iterator[Fact]:
+        text = block.line.text[:LOOK_CHARS]
+        if found := _PORT.search(text):
+            self._port = found["at"] or found["port"]
+        if _IN_USE.search(text):
+            yield SettingSeen(**base_of(block), name="port_in_use", value=self._port, text=text[:300])
+        elif found := _UNRESOLVED.search(text):
+            name = found["name"] or found["host"] or found["other"]
+            yield SettingSeen(**base_of(block), name="name_unresolved", value=name, text=text[:300])
 
 
 class StoreFailures:

@@ -39,7 +39,8 @@ TIMES = {
     # own work queued behind the collective
     "tail_s": "tail tail_time post post_time post_collective after_collective after_coll after after_comm "
     "compute_tail queued",
-    "data_s": "data data_time data_load data_loading dataloader dataloader_time data_wait data_loader input "
+    "data_s": "data load_data data_time data_load data_loading dataloader dataloader_time data_wait "
+    "data_loader input "
     "input_time input_wait batch_generator batch_load load_batch next_batch fetch data_fetch fetch_time",
     "step_s": "step iter iteration step_time iter_time iteration_time step_duration time_per_step batch_time "
     "time_per_iteration elapsed_time_per_iteration train_step_time total total_time wall wall_time interval "
@@ -82,17 +83,19 @@ COUNTS = {
 }
 GAUGES = {
     "sm_util": "sm_util sm sm_active gpu_util utilization_gpu gpu_utilization util_gpu utilization "
-    "gpu_busy sm_activity "
+    "gpu_busy sm_activity util "
     "dcgm_fi_dev_gpu_util sm_utilization gpu_use",
     "mem_util": "mem_util memory_util mem_copy_util utilization_memory mem_utilization dram_active "
     "mem_bw_util "
     "dcgm_fi_dev_mem_copy_util memory_utilization mem_throughput memory_throughput mem_busy",
-    "power_w": "power power_draw power_usage board_power dcgm_fi_dev_power_usage gpu_power power_w",
+    "power_w": "power power_draw power_usage board_power dcgm_fi_dev_power_usage gpu_power power_w pwr "
+    "power_draw_average power_draw_instant",
     "power_cap_w": "power_cap power_limit power_limit_enforced tdp power_max",
-    "temp_c": "temp temperature temperature_gpu gpu_temp temp_gpu dcgm_fi_dev_gpu_temp",
+    "temp_c": "temp temperature temperature_gpu gpu_temp temp_gpu dcgm_fi_dev_gpu_temp gtemp gpu_temperature",
     "sm_clock_mhz": "sm_clock clock_sm clocks_sm sm_clk gr_clock clocks_gr graphics_clock "
-    "dcgm_fi_dev_sm_clock gpu_clock clock",
-    "mem_clock_mhz": "mem_clock clock_mem clocks_mem mem_clk memory_clock dcgm_fi_dev_mem_clock",
+    "dcgm_fi_dev_sm_clock gpu_clock clock clocks_current_sm clocks_current_graphics pclk",
+    "mem_clock_mhz": "mem_clock clock_mem clocks_mem mem_clk memory_clock dcgm_fi_dev_mem_clock "
+    "clocks_current_memory mclk",
     "memory_used": "memory_used mem_used fb_used used_memory memory_usage",
     "pcie_rx": "pcie_rx pcie_rx_throughput rx_pci rxpci",
     "pcie_tx": "pcie_tx pcie_tx_throughput tx_pci txpci",
@@ -126,8 +129,9 @@ WORDS = {
     "role": "role tag purpose label direction",
     "shape": "shape shapes sizes tensor_shape input_shape tensor_size",
     "dtype": "dtype datatype data_type dtype_name",
-    "src": "src source from sender",
-    "dst": "dst dest destination to receiver",
+    "src": "src source from sender node_a host_a node1 host1 server_a src_node src_host node_src client",
+    "dst": "dst dest destination to receiver node_b host_b node2 host2 server_b dst_node dst_host node_dst "
+    "peer_node peer_host remote_host",
 }
 STAMPS = {
     "t": "t ts timestamp time time_stamp wall_clock when at_time start start_time t_start date "
@@ -154,9 +158,18 @@ _LEADING = (
     "avg mean median "
     "p50 max host device nvml dcgm cuda measured elapsed my local gpu step iter iteration"
 )
-_STATISTIC = re.compile(r"(?<=_(?:ns|us|ms))_(?:avg|mean|median|p50)$|(?<=_s)_(?:avg|mean|median|p50)$")
+_STATISTIC = re.compile(
+    r"(?<=_(?:ns|us|ms))_(?:avg|mean|median|p50)$|(?<=_s)_(?:avg|mean|median|p50)$"
+    r"|_(?:avg|mean|median|p50)(?=_(?:ns|us|ms|s)$)"
+)
 _TIME_WORD = re.compile(r"_(?:time|duration|dur|latency|elapsed|span)$")  # behind any name of a time
 _IN_FRONT = frozenset(_LEADING.split())
+_BENCH = re.compile(
+    r"flops|gemm|matmul|bench|(?:^|_)bw(?:_|$)|bandwidth|busbw|per_s(?:ec)?(?:_|$)|throughput"
+)
+_PLACES = frozenset(
+    ("rank", "local_rank", "step", "index", "src_rank", "dst_rank", "node", "gpu", "src", "dst")
+)
 # Names that count, name or flag something where they have no unit.
 _AMBIGUOUS = (
     "step iter iteration allreduce all_reduce reduce_scatter all_gather allgather alltoall all_to_all "
@@ -205,6 +218,19 @@ def _known(name: str) -> tuple[str, float]:
             break
         shortened = rest
     return name, 1.0
+
+
+def is_measure(name: str) -> bool:
+    """Whether a bare name is that of a time, rate or gauge, or can be one in a row of times."""
+    known, _ = _known(name)
+    if known in TIMES or known in GAUGES or known in RATES or bare_time(name) is not None:
+        return True
+    return _BENCH.search(name) is not None
+
+
+def is_place(name: str) -> bool:
+    """Whether a bare name says which rank, step, node, device or moment a row belongs to."""
+    return _known(name)[0] in _PLACES or WORD_OF.get(name) in _PLACES or stamp_of(name) is not None
 
 
 def bare_time(name: str) -> str | None:

@@ -43,6 +43,7 @@ from paceline.analysis.adapters.row_fields import (
     number_of,
     stamp_of,
 )
+from paceline.analysis.adapters.row_ranks import by_rank
 from paceline.analysis.adapters.row_times import point_in_time
 from paceline.analysis.facts import (
     CallSeen,
@@ -117,6 +118,10 @@ class JsonRows:
 def row_facts(row: Mapping[str, Any], line: Line) -> Iterator[Fact]:
     """Facts of one row; none where no kind is recognised. `line` gives origin, and what the file knows."""
     if "coll_perf" in row:  # NCCL Inspector, which has an adapter of its own
+        return
+    if melted := list(by_rank(row)):
+        for one in melted:
+            yield from row_facts(one, line)
         return
     fields = read_fields(row)
     kinds = kinds_of(fields)

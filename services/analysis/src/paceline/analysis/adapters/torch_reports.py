@@ -55,8 +55,6 @@ _SHAPE = re.compile(
     r"\[(?P<a>\d{1,9})\]: params\[(?P<at>\d{1,9})\] in this process with sizes (?P<shape>\[[^\]]{0,200}\]) "
     r"appears not to match (?:sizes|strides) of the same param in process (?P<b>\d{1,9})"
 )
-_STALLED = re.compile(r"^(?P<rank>\d{1,7}): \[|^\[[\w.-]")
-_STALLED_LINES = 64
 
 
 class Mismatches:
@@ -108,30 +106,6 @@ class ModelMismatches:
         yield OperationMismatch(
             **base_of(block), group=Group(), sides=sides, aspects=(aspect,), text=text[:2000]
         )
-
-
-class StalledTensors:
-    """Horovod's stall inspector: `Missing ranks:` and below it a line for each, `3: [allreduce.grad...]`."""
-
-    name = "horovod stall"
-    needles = ("waiting for remainder of ranks",)
-
-    def read(self, block: Block) -> Iterator[Fact]:
-        missing: list[int] = []
-        below = False
-        for line in list(block.after)[:_STALLED_LINES]:
-            text = line.text[:LOOK_CHARS].strip()
-            if text in ("Missing ranks:", "Stalled ranks:"):
-                below = True
-            elif below and (found := _STALLED.match(text)):
-                rank = int(found["rank"]) if found["rank"] else line.speaker.rank  # read as a label of srun
-                missing += [rank] if rank is not None else []
-            elif below:
-                break
-        if missing:
-            yield BarrierReport(
-                **base_of(block), missing=tuple(sorted(set(missing))), text=block.line.text[:500]
-            )
 
 
 class DesyncReports:

@@ -19,6 +19,7 @@ from paceline.analysis.facts import (
     GroupStatus,
     Membership,
     Origin,
+    ProcessFault,
     Work,
     WorkTimeout,
 )
@@ -28,6 +29,7 @@ DEFAULT_GROUP = "0"  # torch's name of the group of all ranks
 _DEFAULT_NAMES = ("", DEFAULT_GROUP, "default_pg")
 _COMPARABLE_S = 30 * 86_400.0  # times further apart come from clocks or years that do not fit
 _LOCAL_FOLDER = re.compile(r"(?:^|/)\d+/std(?:err|out)\.log$")  # torchrun --log-dir
+_HELPER = re.compile(r"worker \(pid(?:\(s\))? (?P<pids>\d{1,9}(?:, ?\d{1,9}){0,63})\)")  # of a data loader
 AnyFact = TypeVar("AnyFact", bound=Fact)
 
 
@@ -87,6 +89,7 @@ class Case:
         for fact in self.facts:
             self._by_kind[type(fact)].append(fact)
         self._by_pid: dict[tuple[str, int], int] = {}
+        self._by_lone_pid: dict[int, tuple[str, int]] = {}  # pids that only one rank has
         self._by_gpu: dict[tuple[str, str], int] = {}
         self.groups = self._read_groups()
         self._ranks_of_file = self._read_files()
@@ -112,6 +115,10 @@ class Case:
             return self.global_rank(getattr(fact, "group", Group()), speaker.group_rank)
         if speaker.pid is not None and (speaker.host, speaker.pid) in self._by_pid:
             return self._by_pid[speaker.host, speaker.pid]
+        if speaker.pid is not None and speaker.pid in self._by_lone_pid:
+            host, owner = self._by_lone_pid[speaker.pid]
+            if not host or not speaker.host:
+                return owner
         if speaker.gpu:
             return self.rank_on(speaker.host, speaker.gpu)
         rank = self._ranks_of_file.get(fact.origin.file)
@@ -205,7 +212,22 @@ class Case:
                 self._by_pid.setdefault((place.host, place.pid), rank)
             if place.gpu:
                 self._by_gpu.setdefault((place.host, place.gpu), rank)
+        self._by_lone_pid = self._read_pids(places)
         return places
+
+    def _read_pids(self, places: dict[int, Place]) -> dict[int, tuple[str, int]]:
+        """Processes of a rank whose pid no other rank has: its own, and helpers whose loss it reports."""
+        owners: dict[int, set[tuple[str, int]]] = defaultdict(set)
+        for rank, place in places.items():
+            if place.pid is not None:
+                owners[place.pid].add((place.host, rank))
+        for fault in self.of(ProcessFault):
+            found = _HELPER.search(fault.text)
+            owner = self.rank_of(fault) if found else None
+            if found and owner is not None:
+                for pid in found["pids"].split(","):
+                    owners[int(pid)].add((fault.speaker.host, owner))
+        return {pid: next(iter(known)) for pid, known in owners.items() if len(known) == 1}
 
     def _read_ranks(self) -> tuple[int, ...]:
         """Every global rank that some line speaks for."""

@@ -38,6 +38,8 @@ class ProcessEnd(Fact):
     signal: int | None = None
     called_first: bool = False  # torchelastic's "first observed failure": often a victim
     clean: bool = False
+    node_lost: bool = False  # the machine is gone, `speaker.host` says which
+    name: str = ""  # of the pod or actor
     text: str = ""
 
 
@@ -84,6 +86,7 @@ class BarrierReport(Fact):
     """A monitored or coordinated barrier lists who did not arrive; healthy ranks may be on the list."""
 
     missing: tuple[int, ...] = ()
+    ready: tuple[int, ...] = ()  # ranks that did arrive, where the report names these instead
     arrived: int | None = None
     expected: int | None = None
     text: str = ""

@@ -1,5 +1,7 @@
 """Nothing to alarm anybody: work that had ended, pauses that were announced; and what cannot be decided."""
 
+import numpy as np
+
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import Case
 from paceline.analysis.diagnosis.rules.finding import (
@@ -10,6 +12,8 @@ from paceline.analysis.diagnosis.rules.finding import (
     origins_of,
     ranks_text,
 )
+from paceline.analysis.diagnosis.slow_rows import judge_rows
+from paceline.analysis.diagnosis.slow_shifts import SCORE_MIN, find_shift, lower_noise, period_of
 from paceline.analysis.facts import (
     Fact,
     FlightDump,
@@ -28,6 +32,11 @@ from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, Sub
 _PHASES_SHOWN = 16
 _REQUESTS = (1, 2, 15)  # hang-up, interrupt, terminate: somebody asked for the end
 _ROWS_MIN = 20
+_PROGRESS_MIN = 2  # one step says that it was reached, not that steps go on
+_SERIES_MIN = 8  # steps whose noise can be told
+_FASTER = 0.3  # a job that became so much faster was slow before
+_LONG = 1.5
+_LOST = 0.05  # of the time, in long steps that nothing explains
 _EVEN = 1.03  # longest over shortest step of a job that nothing slows
 
 
@@ -66,14 +75,17 @@ def announced(case: Case) -> Finding | None:
     troubled = bool(complaining(case) or _has(case, ProcessFault, WatchdogStuck, GroupStatus))
     if troubled or not steps or any(not end.clean for end in case.of(ProcessEnd)):
         return None
-    times: dict[str, list[float]] = {}  # a bar over something else has another pace
+    if len({step.done for step in steps}) < _PROGRESS_MIN:
+        return None
+    times: dict[tuple[str, int | None], list[float]] = {}  # a bar over something else has another pace
     for step in steps:
         if step.step_s:
-            times.setdefault(step.what, []).append(step.step_s)
-    if any(max(paces) > _EVEN * min(paces) for paces in times.values()):
+            times.setdefault((step.what, case.rank_of(step)), []).append(step.step_s)
+    if not all(_is_even(paces, len(phases)) for paces in times.values()):
         return None
     last = steps[-1]
-    if phases and phases[-1].origin.file == last.origin.file and phases[-1].origin.line > last.origin.line:
+    pause = phases[-1] if phases and not phases[-1].ended else None
+    if pause and pause.origin.file == last.origin.file and pause.origin.line > last.origin.line:
         return None
     names = ", ".join(sorted({phase.kind.value for phase in phases}))
     return Finding(
@@ -95,6 +107,20 @@ def announced(case: Case) -> Finding | None:
         if names
         else "No incident: steps go on",
     )
+
+
+def _is_even(paces: list[float], phases: int) -> bool:
+    """No lasting change of the step time, and long steps are few, regular, or belong to announced phases."""
+    if len(paces) < _SERIES_MIN:
+        return max(paces) <= _EVEN * min(paces)
+    series = np.array(paces[1:])  # the first one warms up
+    usual = float(np.median(series))
+    noise = lower_noise(series, usual)
+    if find_shift(series, noise, (_EVEN - 1) * usual) or find_shift(series[::-1], noise, _FASTER * usual):
+        return False
+    long = np.flatnonzero(series > max(_LONG * usual, usual + SCORE_MIN * noise))
+    lost = float((series[long] - usual).sum())
+    return lost <= _LOST * float(series.sum()) or len(long) <= phases or period_of(long.tolist()) > 0
 
 
 def cancelled(case: Case) -> Finding | None:
@@ -123,7 +149,7 @@ def steady(case: Case) -> Finding | None:
     """Rows of steps in which nothing is slow, and nobody who complains."""
     rows = [row for row in case.of(SampleRow) if row.kind == "steps"]
     troubled = bool(complaining(case) or _has(case, ProcessFault, WatchdogStuck))
-    if len(rows) < _ROWS_MIN or troubled:
+    if len(rows) < _ROWS_MIN or troubled or judge_rows(case.facts, case.rank_of) is None:
         return None
     return Finding(
         reason="steady",

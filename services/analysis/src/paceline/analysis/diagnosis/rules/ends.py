@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
-from paceline.analysis.diagnosis.case import Case, is_before
+from paceline.analysis.diagnosis.case import Case, is_before, seconds_after
 from paceline.analysis.diagnosis.rules.finding import (
     Finding,
     main_operation,
@@ -30,6 +30,7 @@ from paceline.analysis.facts import (
     ProcessEnd,
     ProcessFault,
     ProcessFaultKind,
+    ProgressSeen,
     WorkTimeout,
 )
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
@@ -53,6 +54,7 @@ _ASKED = (2, 15)  # interrupt, terminate
 _ASKED_CODES = (130, 143)
 _MOST = 0.5  # of the ranks that speak: they raised the same, the others were ended or cut off
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
+_GOES_ON_S = 120.0  # of steps after a kill: a job that lost a process has stopped by then
 _DIED_FIRST_MAX = 0.5  # more deaths than this share of the known ranks: the launcher has ended the job
 
 
@@ -129,7 +131,10 @@ def killed(case: Case) -> Finding | None:
     if not kills and not ends:
         return None
     dead = {rank for fact in [*kills, *ends] if (rank := case.rank_of(fact)) is not None}
+    dead = dead or _only_silent(case)
     known = len(case.ranks_named) or 1
+    if not dead and not ends and _goes_on(case, kills):
+        return None
     if not kills and len(dead) > max(1, _DIED_FIRST_MAX * known):
         return None
     roots = rank_roots(dead, "killed") if dead else (_unnamed(kills, ends),)
@@ -162,6 +167,22 @@ def killed(case: Case) -> Finding | None:
         f"its peers wait in {operation_text(operation)}",
         would_decide=() if dead else ("which rank the process was: launcher log with pids",),
     )
+
+
+def _only_silent(case: Case) -> set[int]:
+    """The one rank that neither waits nor says anything, where all others wait: the process that was lost."""
+    waiting = {rank for fact in case.of(WorkTimeout) if (rank := case.rank_of(fact)) is not None}
+    everybody = set(range(max([case.world_size, *(rank + 1 for rank in case.ranks_named)])))
+    silent = everybody - waiting - set(case.ranks_named)
+    return silent if len(silent) == 1 and len(waiting) >= 2 and waiting | silent == everybody else set()
+
+
+def _goes_on(case: Case, kills: Sequence[HostKill]) -> bool:
+    """Nobody waits and steps follow long after: the process that was killed was none of the job's."""
+    if _somebody_waits(case) or case.of(ProcessFault):
+        return False
+    gaps = [gap for step in case.of(ProgressSeen) if (gap := seconds_after(kills[-1], step)) is not None]
+    return max(gaps, default=0.0) >= _GOES_ON_S
 
 
 def connection_closed(case: Case) -> Finding | None:
@@ -283,7 +304,9 @@ def _unnamed(kills: Sequence[HostKill], ends: Sequence[ProcessEnd]) -> Blame:
         return Blame(RootKind.NONE, node=kill.speaker.host, name=name, why="killed for host memory")
     end = ends[0]
     name = (
-        f"process {end.speaker.pid}"
+        f"pod {end.name}"
+        if end.name
+        else f"process {end.speaker.pid}"
         if end.speaker.pid is not None
         else "the process that its launcher reports as dead"
     )

@@ -40,6 +40,8 @@ _HOST_SYNC = re.compile(
 _WHOLE_GROUP = frozenset(
     {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier", "all_to_all", "reduce"}
 )
+_BACKWARD = re.compile(r"^(?:_engine_run_backward|run_backward|backward) \(.{0,120}autograd|Engine::execute")
+_BACKWARD_MIN = 3  # ranks whose waiting in backward says something of another one
 _FRAMES_SEEN = 6
 _GPU_THREAD = "gpu kernel"
 _MINORITY = 0.34  # more ranks outside than this and their stacks decide nothing
@@ -96,6 +98,9 @@ def outside(case: Case) -> Finding | None:
     """Stacks: all stand in a collective but a few; these are where the chain begins."""
     stacks = _main_stacks(case)
     inside = {rank: call for rank, stack in stacks.items() if (call := _call(stack))}
+    if not inside:  # collectives that backward issues are seen in no Python stack
+        inside = {rank: call for rank, stack in stacks.items() if (call := _on_device(stack))}
+        inside = inside if len(inside) >= _BACKWARD_MIN else {}
     away = {rank: stack for rank, stack in stacks.items() if rank not in inside and not _in_host_sync(stack)}
     if not inside or not away or len(away) > max(1, _MINORITY * len(stacks)):
         return None
@@ -252,6 +257,13 @@ def _call(stack: StackSeen) -> str:
         if found := _CALLS.match(frame):
             return function_of(found[0])
     return "collective" if any(_INSIDE.search(frame) for frame in stack.frames[:_FRAMES_SEEN]) else ""
+
+
+def _on_device(stack: StackSeen) -> str:
+    """Waits for its device, as far as the stack says; what runs there is not seen."""
+    if any(_BACKWARD.search(frame) for frame in stack.frames[:_FRAMES_SEEN]):
+        return "backward"
+    return "synchronize (device)" if _in_host_sync(stack) else ""
 
 
 def _in_host_sync(stack: StackSeen) -> bool:

@@ -137,11 +137,17 @@ def not_joined(case: Case) -> Finding | None:
         if reports
         else "the store could not be reached"
     )
+    idle = [f.value for f in case.of(SettingSeen) if f.name == "pod_not_started"]
+    if idle:
+        words += f"; never started: {', '.join(idle[:8])}"
     return Finding(
         reason="not_joined",
         verdict_class=VerdictClass.H1,
         sub_reason=SubReason.BOOTSTRAP,
-        roots=(Blame(RootKind.NONE, name="the processes that did not join", why=words),),
+        roots=tuple(
+            Blame(RootKind.NONE, name=f"pod {pod}", why="its process never started") for pod in idle[:8]
+        )
+        or (Blame(RootKind.NONE, name="the processes that did not join", why=words),),
         phase="rendezvous",
         owner=Owner.FRAMEWORK,
         action=Action(ActionKind.COLLECT, "", "logs of the processes that did not join"),

@@ -10,7 +10,7 @@ import numpy as np
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import Case
 from paceline.analysis.diagnosis.rules.finding import Finding, origins_of, rank_roots, ranks_text
-from paceline.analysis.facts import SampleRow
+from paceline.analysis.facts import Fact, PhaseKind, PhaseSeen, SampleRow
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
 
 COLLECTION_MIN_S = 0.3
@@ -18,16 +18,14 @@ COLLECTION_MIN_S = 0.3
 
 def collections(case: Case) -> Finding | None:
     """Garbage collections of different ranks at different steps: each time all wait for another rank."""
-    rows = [row for row in case.of(SampleRow) if row.kind == "collections"]
-    long = [row for row in rows if row.numbers.get("duration_s", 0.0) >= COLLECTION_MIN_S]
-    found = [(rank, row) for row in long if (rank := case.rank_of(row)) is not None]
-    moments = Counter(row.numbers.get("step", row.time_s) for _, row in found)
-    ranks = sorted({rank for rank, _ in found})
+    found = _collections(case)
+    moments = Counter(moment for _, _, moment, _ in found)
+    ranks = sorted({rank for rank, _, _, _ in found})
     if len(ranks) < 2 or not moments or (max(moments.values()) > len(ranks) / 2 and len(moments) < 2):
         return None
     waits = [row for row in case.of(SampleRow) if row.kind == "waits"]
     where = waits[0].words.get("at", "") if waits else ""
-    longest = max(row.numbers["duration_s"] for _, row in found)
+    longest = max(duration for _, duration, _, _ in found)
     victims = sorted({r for row in waits if (r := case.rank_of(row)) is not None} - set(ranks))
     return Finding(
         reason="rotating_collections",
@@ -49,7 +47,7 @@ def collections(case: Case) -> Finding | None:
             Ground(
                 "collections",
                 f"{ranks_text(ranks)} collect at different steps",
-                origins_of(row for _, row in found),
+                origins_of(fact for _, _, _, fact in found),
             ),
             *((Ground("waits", "the waits fall on those steps", origins_of(waits)),) if waits else ()),
         ),
@@ -57,6 +55,22 @@ def collections(case: Case) -> Finding | None:
         f"({ranks_text(ranks)}); "
         "nobody is to be replaced",
     )
+
+
+def _collections(case: Case) -> list[tuple[int, float, float | None, Fact]]:
+    """(rank, seconds, when, fact) of each long collection; lines of logs where no rows are there."""
+    found: list[tuple[int, float, float | None, Fact]] = []
+    for row in case.of(SampleRow):
+        rank, took = case.rank_of(row), row.numbers.get("duration_s", 0.0)
+        if row.kind == "collections" and rank is not None and took >= COLLECTION_MIN_S:
+            found.append((rank, took, row.numbers.get("step", row.time_s), row))
+    if found:
+        return found
+    for phase in case.of(PhaseSeen):
+        rank, took = case.rank_of(phase), phase.duration_s or 0.0
+        if phase.kind is PhaseKind.COLLECT and rank is not None and took >= COLLECTION_MIN_S:
+            found.append((rank, took, None if phase.time_s is None else round(phase.time_s), phase))
+    return found
 
 
 def queued_tail(case: Case) -> Finding | None:

@@ -1,6 +1,6 @@
 """Slow for a reason that a machine says: a GPU that throttles, a pair of nodes slower than the others."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 
@@ -20,6 +20,7 @@ _SLOWDOWNS = (
 PAIR_SLOW = 0.85  # of the median rate of all pairs
 CLOCK_SLOW = 0.9  # of the median clock of all GPUs at the same load
 HOT_C = 5.0  # degrees above the median
+POWER_LOW = 0.85  # of the median power
 _BUSY = 50.0  # % of utilisation: clocks of idle GPUs are low by design
 
 
@@ -56,6 +57,38 @@ def slowed_device(case: Case) -> Finding | None:
         confidence=0.75,
         grounds=(Ground("slowdown", f"{who}: {said}", origins),),
         summary=f"{who} is slowed down ({said}); the ranks that wait for it are healthy",
+    )
+
+
+def narrow_link(case: Case) -> Finding | None:
+    """A busy GPU whose PCIe link runs at a lower generation or width than those of the others."""
+    links: dict[tuple[str, str], tuple[float, float]] = {}
+    rows: dict[tuple[str, str], SampleRow] = {}
+    for row in case.of(SampleRow):
+        width, generation = (row.numbers.get(f"pcie_link_{name}_current") for name in ("width", "gen"))
+        if (width or generation) and row.numbers.get("sm_util", 100.0) >= _BUSY:
+            key = row.speaker.host, row.speaker.gpu or row.words.get("gpu", "")
+            links[key], rows[key] = (width or 0.0, generation or 0.0), row
+    if len(links) < 3:
+        return None
+    usual = Counter(links.values()).most_common(1)[0][0]
+    slow = [key for key, (width, generation) in links.items() if width < usual[0] or generation < usual[1]]
+    if not slow or len(slow) * 4 > len(links):
+        return None
+    roots = tuple(_of_row(case, rows[key], "its PCIe link is narrow") for key in slow[:8])
+    who = "; ".join(_name(root) for root in roots)
+    return Finding(
+        reason="narrow_link",
+        verdict_class=VerdictClass.S2,
+        sub_reason=SubReason.SLOW_LINK,
+        roots=roots,
+        victims=(),
+        phase="transfers of the device (PCIe link)",
+        owner=Owner.HOST,
+        action=Action(ActionKind.COLLECT, who, "reset or reseat it; look for AER lines in the kernel log"),
+        confidence=0.8,
+        grounds=(Ground("link", f"{who}: width and generation below {usual}", origins_of(rows.values())),),
+        summary=f"{who} has a PCIe link of lower width or generation than the other devices",
     )
 
 
@@ -104,28 +137,49 @@ def slow_pair(case: Case) -> Finding | None:
 
 
 def _hot_and_slow(case: Case) -> list[SampleRow]:
-    rows = [
-        row
-        for row in case.of(SampleRow)
-        if "sm_clock_mhz" in row.numbers and row.numbers.get("sm_util", 100.0) >= _BUSY
-    ]
-    if len(rows) < 3:
+    """Of each device that runs at a lower clock than the others at the same load, its last row of clocks."""
+    devices: dict[tuple[int | None, str, str], dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    last: dict[tuple[int | None, str, str], SampleRow] = {}
+    for row in case.of(SampleRow):
+        key = case.rank_of(row), row.speaker.host, row.words.get("gpu", "") or row.speaker.gpu
+        for name in ("sm_clock_mhz", "temp_c", "power_w", "sm_util"):
+            if name in row.numbers:
+                devices[key][name].append(row.numbers[name])
+        if "sm_clock_mhz" in row.numbers:
+            last[key] = row
+    busy = {key: found for key, found in devices.items() if np.median(found.get("sm_util", [100.0])) >= _BUSY}
+    levels = {key: _levels(found) for key, found in busy.items() if "sm_clock_mhz" in found}
+    if len(levels) < 3:
         return []
-    clock = float(np.median([row.numbers["sm_clock_mhz"] for row in rows]))
-    heat = float(np.median([row.numbers.get("temp_c", 0.0) for row in rows]))
-    found: dict[tuple[int | None, str, str], SampleRow] = {}
-    for row in rows:
-        hot = row.numbers.get("temp_c", 0.0) >= heat + HOT_C
-        if row.numbers["sm_clock_mhz"] < CLOCK_SLOW * clock and hot:
-            found[case.rank_of(row), row.speaker.host, row.words.get("gpu", "")] = row
-    return list(found.values()) if len(found) * 4 <= len(rows) else []
+    usual = {
+        name: float(np.median([level[name] for level in levels.values()]))
+        for name in ("clock", "heat", "power")
+    }
+    slow = [
+        key
+        for key, level in levels.items()
+        if level["clock"] < CLOCK_SLOW * usual["clock"]
+        and (level["heat"] >= usual["heat"] + HOT_C or level["power"] < POWER_LOW * usual["power"])
+    ]
+    return [last[key] for key in slow] if len(slow) * 4 <= len(levels) else []
 
 
-def _of_row(case: Case, row: SampleRow) -> Blame:
+def _levels(found: dict[str, list[float]]) -> dict[str, float]:
+    """Low clock, high temperature and low power of one device; a fault may begin in the middle."""
+    return {
+        "clock": float(np.percentile(found["sm_clock_mhz"], 25)),
+        "heat": float(np.percentile(found.get("temp_c", [0.0]), 75)),
+        "power": float(np.percentile(found.get("power_w", [0.0]), 25)),
+    }
+
+
+def _of_row(case: Case, row: SampleRow, why: str = "low clock, high temperature") -> Blame:
     gpu = row.speaker.gpu or row.words.get("gpu", "")
     rank = case.rank_of(row)
     kind = RootKind.RANK if rank is not None else RootKind.GPU
-    return Blame(kind, rank=rank, node=row.speaker.host, gpu=gpu, why="low clock, high temperature")
+    return Blame(kind, rank=rank, node=row.speaker.host, gpu=gpu, why=why)
 
 
 def _name(root: Blame) -> str:
