@@ -1,13 +1,19 @@
 """Adapters that read lines, in the order of asking."""
 
 from paceline.analysis.adapters.asked_to_end import AskedToEnd
+from paceline.analysis.adapters.dcgm_metrics import DcgmMetrics
 from paceline.analysis.adapters.environment import Environments
 from paceline.analysis.adapters.gloo import GlooFailures
 from paceline.analysis.adapters.horovod import HorovodStalls
+from paceline.analysis.adapters.host_counters import PortCounters
 from paceline.analysis.adapters.host_fabric import NetworkPorts, PciSwitches
 from paceline.analysis.adapters.host_gpu import DeviceQueues, SmiSections
+from paceline.analysis.adapters.host_health import BlockedTasks, DeviceHealth
+from paceline.analysis.adapters.host_services import FabricServices
 from paceline.analysis.adapters.host_tables import BandwidthTables, ProcessTables
+from paceline.analysis.adapters.kernel_amd import AmdEvents
 from paceline.analysis.adapters.kernel_log import DeviceEvents, HostKills
+from paceline.analysis.adapters.kernel_network import KernelPorts
 from paceline.analysis.adapters.launchers import (
     CleanEnds,
     KubernetesEnds,
@@ -25,6 +31,7 @@ from paceline.analysis.adapters.metrics_text import MetricsText
 from paceline.analysis.adapters.model import LineAdapter
 from paceline.analysis.adapters.nccl_log import NcclCalls, NcclMembers, NcclNetwork, NcclSettings
 from paceline.analysis.adapters.nccl_ras import RasText
+from paceline.analysis.adapters.nccl_refusals import NcclRefusals
 from paceline.analysis.adapters.nccl_setup import NcclSetup
 from paceline.analysis.adapters.pair_lines import PairLines
 from paceline.analysis.adapters.phases import Phases
@@ -62,8 +69,12 @@ LINES: tuple[LineAdapter, ...] = (
     NcclNetwork(),
     NcclSettings(),
     NcclSetup(),
+    NcclRefusals(),
     RasText(),
     DeviceEvents(),
+    AmdEvents(),
+    KernelPorts(),
+    FabricServices(),
     HostKills(),
     ProcessFaults(),
     ProcessEnds(),
@@ -88,6 +99,10 @@ LINES: tuple[LineAdapter, ...] = (
     MergedStacks(),
     SmiSections(),
     SmiTables(),
+    DeviceHealth(),
+    BlockedTasks(),
+    DcgmMetrics(),
+    PortCounters(),
     DeviceQueues(),
     PciSwitches(),
     NetworkPorts(),

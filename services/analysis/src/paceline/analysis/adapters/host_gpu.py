@@ -36,11 +36,12 @@ class SmiSections:
     """Lines `name : value` of nvidia-smi, for the GPU whose section they stand in."""
 
     name = "nvidia-smi"
-    needles = ("GPU 0", " : ", "Volatile", "Aggregate")
+    needles = ("GPU 0", " : ", "Volatile", "Aggregate", "Link Width")
 
     def __init__(self) -> None:
         self._file, self._line, self._gpu = "", 0, ""
         self._lifetime = False
+        self._width = ""  # of the slot, while its lines follow
 
     def read(self, block: Block) -> Iterator[Fact]:
         origin, text = block.line.origin, block.line.text[:LOOK_CHARS]
@@ -49,16 +50,33 @@ class SmiSections:
         self._line = origin.line
         if found := _GPU.match(text):
             self._gpu, self._lifetime = normal_pci(found["pci"]), False
+        elif text.strip() == "Link Width":
+            self._width = "?"
         elif text.strip() in ("Volatile", "Aggregate"):
             self._lifetime = text.strip() == "Aggregate"
         elif found := _PAIR.match(text):
             name, value = found["name"].strip(), found["value"].strip()
+            if self._width and name in ("Max", "Current"):
+                yield from self._link_width(block, name, value)
+                return
+            self._width = ""
             if setting := self._setting(name, value):
                 base = base_of(block)
                 base["speaker"] = replace(base["speaker"], gpu=self._gpu or base["speaker"].gpu)
                 yield SettingSeen(
                     **base, name=setting, value=value if setting != _CLOCK else name, text=text.strip()
                 )
+
+    def _link_width(self, block: Block, name: str, value: str) -> Iterator[Fact]:
+        """`Max : 16x`, then `Current : 4x`."""
+        digits = value.rstrip("x")
+        if name == "Max":
+            self._width = digits
+        elif digits.isdecimal() and self._width.isdecimal() and int(digits) < int(self._width):
+            base = base_of(block)
+            base["speaker"] = replace(base["speaker"], gpu=self._gpu or base["speaker"].gpu)
+            words = f"PCIe link x{digits} of x{self._width}"
+            yield SettingSeen(**base, name="pcie_width", value=words, text=words)
 
     def _setting(self, name: str, value: str) -> str:
         if name in _REASONS:

@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
+from paceline.analysis.adapters.prefixes import iso_seconds
 from paceline.analysis.adapters.torch_reports import RANKS_LISTED_MAX, ranks_of
 from paceline.analysis.facts import (
+    Clock,
     Fact,
     Group,
     HostKill,
@@ -37,6 +39,7 @@ _STEP = re.compile(
     r"\*\*\* (?:JOB|STEP) (?P<id>[\w.+-]{1,40}) ON (?P<host>[\w.-]{1,64}) (?:CANCELLED|FAILED)(?P<why>.{0,"
     r"120})"
 )
+_CANCELLED_AT = re.compile(r" AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _OOM_EVENT = re.compile(r"[Dd]etected (?P<count>\d{1,6}) oom[-_]kill event")
 _WORDS = {
     "Killed": 9,
@@ -130,6 +133,8 @@ class SlurmEnds:
         elif found := _STEP.search(text):
             failed = "NODE FAIL" in found["why"].upper()
             base["speaker"] = replace(base["speaker"], rank=None)
+            if base["time_s"] is None and (moment := _CANCELLED_AT.search(found["why"])):
+                base["time_s"], base["clock"] = iso_seconds(moment[1]), Clock.UNIX
             yield ProcessEnd(**base, signal=9 if failed else 15, text=text[:500])
 
     def _tasks(self, base: dict[str, Any], found: re.Match[str], text: str) -> Iterator[Fact]:

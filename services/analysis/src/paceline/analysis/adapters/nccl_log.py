@@ -63,13 +63,22 @@ _HARMLESS = re.compile(  # ibv_event_type_str of what no transfer fails by; old 
 _OPEN = re.compile(r"Unable to open device (?P<device>[\w.-]+)")
 _TRUNCATED = re.compile(r"message truncated : receiving (?P<a>\d{1,18}) bytes instead of (?P<b>\d{1,18})")
 _OFI = re.compile(
-    r"NET/OFI.{0,300}?(?:completed with error|Request .*error|Received completion error)", re.IGNORECASE
+    r"libfabric:\d.{0,200}<warn> err: \d+, message: .{0,400}Peer (?:EFA addr|host id)|"
+    r"NET/OFI.{0,300}?(?:completed with error|Request .*error|Received completion error)",
+    re.IGNORECASE,
 )
+_OFI_PEER = re.compile(r"Peer host id: ?([\w.-]{2,64})")
 _CONNECT = re.compile(
     r"(?:[Cc]onnect(?:ing)? to|Call to (?:connect|recv|recvfrom|send)(?: (?:from|"
     r"to))?) (?P<peer>[\w.:\[\]%-]{3,80}(?:<\d{1,18}>)?)"
     r".{0,40}(?:failed|timed out|refused)"
 )
+_RESET = re.compile(
+    r"Call to (?:recv|recvfrom|send|read|write|recvmsg|sendmsg)(?: (?:from|to) "
+    r"(?P<peer>[\w.:\[\]%-]{3,80}(?:<\d{1,18}>)?))?.{0,40}failed ?: ?"
+    r"(?:Connection reset by peer|Broken pipe|Connection aborted)"
+)
+_CLOSED_BY = re.compile(r"closed by remote peer (?P<peer>[\w.:\[\]%-]{3,80}(?:<\d{1,18}>)?)")
 _VERSION = re.compile(r"^(?:\[\d{1,18}\] )?(?:NCCL INFO )?NCCL version (?P<version>[\d.]+)")
 _ENVIRONMENT = re.compile(r"(?P<name>NCCL_[A-Z0-9_]+) set by environment to (?P<value>\S+)")
 _DTYPES = {
@@ -133,12 +142,13 @@ class NcclNetwork:
     name = "nccl network"
     needles = (
         "Got completion from peer", "async", "Unable to open device", "message truncated", "mismatch error",
-        "onnection closed by remote peer", "collective mismatch", "socket", "NET/OFI", "onnect", "Call to ",
+        "onnection closed by remote peer", "collective mismatch", "socket", "NET/OFI", "libfabric:",
+        "onnect", "Call to ",
     )  # fmt: skip
 
     def read(self, block: Block) -> Iterator[Fact]:
         text = block.line.text[:LOOK_CHARS]
-        if "NCCL" not in text and "NET/" not in text:
+        if "NCCL" not in text and "NET/" not in text and "libfabric:" not in text:
             return
         base = device_base(block)
         if found := _COMPLETION.search(text):
@@ -162,9 +172,13 @@ class NcclNetwork:
         elif "mismatch" in text and ("local size" in text or "remote size" in text):
             yield NetworkFailure(**base, kind=NetworkKind.MISMATCH, text=text[:500])
         elif "onnection closed by remote peer" in text:
-            yield NetworkFailure(**base, kind=NetworkKind.CLOSED, text=text[:500])
+            peer = found["peer"] if (found := _CLOSED_BY.search(text)) else ""
+            yield NetworkFailure(**base, kind=NetworkKind.CLOSED, peer=peer, text=text[:500])
         elif _OFI.search(text):
-            yield NetworkFailure(**base, kind=NetworkKind.COMPLETION, text=text[:500])
+            peer = found[1] if (found := _OFI_PEER.search(text)) else ""
+            yield NetworkFailure(**base, kind=NetworkKind.COMPLETION, peer=peer, text=text[:500])
+        elif found := _RESET.search(text):
+            yield NetworkFailure(**base, kind=NetworkKind.CLOSED, peer=found["peer"] or "", text=text[:500])
         elif found := _CONNECT.search(text):
             yield NetworkFailure(**base, kind=NetworkKind.TIMEOUT, peer=found["peer"], text=text[:500])
 

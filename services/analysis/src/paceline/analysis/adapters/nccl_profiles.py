@@ -11,12 +11,12 @@ from typing import Any
 
 from paceline.analysis.adapters.functions import function_of
 from paceline.analysis.adapters.model import Document
-from paceline.analysis.adapters.nccl_ras import next_snapshot
 from paceline.analysis.adapters.repaired_json import integer, objects_of, word
 from paceline.analysis.facts import Clock, Counted, Fact, Group, Membership, Origin, SampleRow, Speaker
 
 ROWS_MAX = 200_000  # of one document; all are counted
 KEYS_MAX = 100_000  # (communicator, rank, function)
+CUMULATIVE = -1  # files of one run belong together, whenever they were written
 _HEAD = 1 << 16
 
 
@@ -38,6 +38,7 @@ class _Count:
     number: int
     launched: int
     completed: int | None = None
+    given_up: bool = False
 
 
 class NcclProfiles:
@@ -80,11 +81,10 @@ def _count(counts: dict[tuple[str, int | None, str], _Count], operation: _Operat
     if operation.ended:
         found.completed = max(found.completed or 0, launched)
     if launched >= found.launched:
-        found.operation, found.number = operation, number
+        found.operation, found.number, found.given_up = operation, number, not operation.ended
 
 
 def _totals(name: str, counts: dict[tuple[str, int | None, str], _Count]) -> Iterator[Fact]:
-    snapshot = next_snapshot()
     members: set[tuple[str, int | None]] = set()
     for (group, rank, function), count in counts.items():
         operation = count.operation
@@ -99,7 +99,12 @@ def _totals(name: str, counts: dict[tuple[str, int | None, str], _Count]) -> Ite
             members.add((group, rank))
             yield Membership(**base, rank_in_group=rank, complete=True)
         yield Counted(
-            **base, function=function, launched=count.launched, completed=count.completed, snapshot=snapshot
+            **base,
+            function=function,
+            launched=count.launched,
+            completed=count.completed,
+            snapshot=CUMULATIVE,
+            given_up=count.given_up,
         )
 
 

@@ -14,7 +14,7 @@ from paceline.analysis.facts import Fact, SettingSeen
 LOOK_CHARS = 2000
 _DEVICES = re.compile(r"NET/IB ?: Using (?P<devices>\[\d{1,3}\][\w.-]{1,64}:.{0,1500}?)(?:\[RO\]|;|$)")
 _DEVICE = re.compile(r"\[\d{1,3}\](?P<name>[\w.-]{1,64}):")
-_NONE = re.compile(r"NET/IB ?: No (?:IB )?device found")
+_NONE = re.compile(r"NET/IB ?: No (?:IB )?device found|Failed to open libibverbs")
 _ADDRESS = re.compile(
     r"(?:Bootstrap ?: Using |OOB )(?:\[\d{1,3}\])?(?P<name>[\w.-]{1,64}):"
     r"(?P<address>[\da-fA-F.:]{3,64}?)(?:%\w+)?<"
@@ -30,7 +30,14 @@ class NcclSetup:
     """Adapters in use, the address of the bootstrap, refusals of an init."""
 
     name = "nccl setup"
-    needles = ("NET/IB", "Bootstrap", "Mismatched NCCL", "Duplicate GPU", "mismatch in rank count")
+    needles = (
+        "NET/IB",
+        "libibverbs",
+        "Bootstrap",
+        "Mismatched NCCL",
+        "Duplicate GPU",
+        "mismatch in rank count",
+    )
 
     def read(self, block: Block) -> Iterator[Fact]:
         text = block.line.text[:LOOK_CHARS]

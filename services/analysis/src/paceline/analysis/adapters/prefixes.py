@@ -6,6 +6,7 @@ cluster]`, srun `--label` ` 3: `, kubelet `2026-...Z stderr F `, syslog and dmes
 """
 
 import calendar
+import json
 import re
 from dataclasses import dataclass, replace
 
@@ -35,8 +36,13 @@ _WEEKDAY = re.compile(
     r"(?P<year>\d{4})\]? ?"
 )
 _SYSLOG = re.compile(
-    r"^(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d) (?P<host>[\w.-]+) kernel: ?"
+    r"^(?P<month>[A-Z][a-z]{2}) +(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d(?:\.\d{1,9})?) "
+    r"(?P<host>[\w.-]+) (?:kernel|systemd|nv-fabricmanager|nvidia-[\w-]{1,32})(?:\[\d{1,9}\])?: ?"
 )
+_SEARCHED = re.compile(  # grep over several files
+    r"^[\w./-]{1,120}:(?:\d{1,9}:)?(?=[A-Z][a-z]{2} +\d{1,2} \d\d:|\[ *\d{1,9}\.\d|NVRM: |\d{4}-\d\d-\d\dT)"
+)
+_RELATIVE = re.compile(r"^\[(?: *\+\d{1,6}\.\d{1,9}|[A-Z][a-z]{2} ?\d{1,2} \d\d:\d\d)\] ")  # dmesg --reltime
 _JOURNAL = re.compile(  # after an ISO date
     r"^(?P<host>[A-Za-z][\w.-]{0,63}) kernel: ?(?:\[ *\d{1,9}\.\d{1,9}\] ?)?"
 )
@@ -52,6 +58,14 @@ _MPI = re.compile(
     r"^\[(?:[\w.-]{1,80}@)?\d{1,9},(?:mpirank:)?(?P<rank>\d{1,6})(?:,(?P<host>[\w.-]{1,64}))?\]<std(?:out|err|diag)>:\s?"
 )
 _BOOT = re.compile(r"^\[ *(?P<time>\d{1,9}\.\d{1,9})\] ?")
+_FACILITY = re.compile(  # dmesg -x
+    r"^(?:kern|user|daemon|syslog) {0,8}: ?(?:emerg|alert|crit|err|warn|notice|info|debug) {0,8}: ?"
+    r"(?=\[|NVRM|nvidia)"
+)
+_KMSG = re.compile(r"^\d{1,3},\d{1,18},(?P<us>\d{1,18}),[-c][\w,=]{0,40};")  # /dev/kmsg
+_TALOS = re.compile(
+    r"^(?P<host>[\w.-]{1,64}): kern: {1,4}\w{3,10}: \[(?P<time>\d{4}-\d\d-\d\dT[\d:.]{8,20}Z?)\]: ?"
+)
 _START = re.compile(r"^t= *(?P<time>\d{1,18}(?:\.\d{1,18})?)s ")
 _DEFAULT = re.compile(r"^\[default(\d{1,18})\]:\s?")
 _RANK = re.compile(r"^\[rank:? ?(\d{1,18})\]:?\s?|^rank ?(\d{1,18})(?:: ?| +(?=\[))", re.IGNORECASE)
@@ -86,6 +100,8 @@ def read_line(text: str, origin: Origin, hint: Speaker, year: int, attempt: int 
     `year` completes dates of glog and syslog, which have none.
     """
     repeated = 1
+    if text.startswith("{") and '"MESSAGE"' in text and (entry := _journal(text, hint)) is not None:
+        return Line(origin, entry.text, entry.speaker, entry.time_s, entry.clock, attempt)
     found = _RAY_REPEATED.search(text)
     if found:
         repeated, text = int(found[1]), text[: found.start()].rstrip()
@@ -99,6 +115,21 @@ def read_line(text: str, origin: Origin, hint: Speaker, year: int, attempt: int 
     return Line(origin, state.text, state.speaker, state.time_s, state.clock, attempt, repeated)
 
 
+def _journal(text: str, hint: Speaker) -> _Read | None:
+    """An entry of `journalctl -o json`."""
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    message = entry.get("MESSAGE") if isinstance(entry, dict) else None
+    if not isinstance(message, str):
+        return None
+    host, stamp = entry.get("_HOSTNAME"), entry.get("__REALTIME_TIMESTAMP")
+    known = isinstance(stamp, str) and stamp.isdecimal() and len(stamp) < 19
+    speaker = replace(hint, host=host[:128]) if isinstance(host, str) and host else hint
+    return _Read(message, speaker, int(stamp) / 1e6 if known else None, Clock.UNIX if known else Clock.NONE)
+
+
 def _take(state: _Read, year: int) -> _Read | None:
     """One prefix less, None where none is left."""
     return _take_time(state, year) or _take_speaker(state)
@@ -107,13 +138,13 @@ def _take(state: _Read, year: int) -> _Read | None:
 def _take_time(state: _Read, year: int) -> _Read | None:
     text = state.text
     if found := _KUBELET.match(text):
-        return _timed(state, found, _iso(found[1]), Clock.UNIX)
+        return _timed(state, found, iso_seconds(found[1]), Clock.UNIX)
     if found := _SERVED.match(text):
-        timed = _timed(state, found, _iso(f"{found['date']}T{found['time']}"), Clock.UNIX)
+        timed = _timed(state, found, iso_seconds(f"{found['date']}T{found['time']}"), Clock.UNIX)
         rank = _rank_of_axes(found["axes"], replicas=True)
         return timed if rank is None else replace(timed, speaker=replace(timed.speaker, rank=rank))
     if found := _DATE.match(text):
-        return _timed(state, found, _iso(f"{found['date']}T{found['time']}"), Clock.UNIX)
+        return _timed(state, found, iso_seconds(f"{found['date']}T{found['time']}"), Clock.UNIX)
     if found := _WEEKDAY.match(text):
         when = _calendar(int(found["year"]), _MONTHS.get(found["month"], 1), int(found["day"]), found["time"])
         return _timed(state, found, when, Clock.UNIX)
@@ -121,6 +152,13 @@ def _take_time(state: _Read, year: int) -> _Read | None:
         when = _calendar(year, _MONTHS.get(found["month"], 1), int(found["day"]), found["time"])
         timed = _timed(state, found, when, Clock.UNIX)
         return replace(timed, speaker=replace(timed.speaker, host=found["host"]))
+    if found := _FACILITY.match(text) or _RELATIVE.match(text) or _SEARCHED.match(text):
+        return replace(state, text=text[found.end() :])
+    if found := _TALOS.match(text):
+        timed = _timed(state, found, iso_seconds(found["time"]), Clock.UNIX)
+        return replace(timed, speaker=replace(timed.speaker, host=found["host"]))
+    if found := _KMSG.match(text):
+        return _timed(state, found, int(found["us"]) / 1e6, Clock.START)
     if found := _CLOCK.match(text):
         return _timed(state, found, _of_day(found["time"]), Clock.DAY)
     if found := _BOOT.match(text) or _START.match(text):
@@ -222,7 +260,8 @@ def _timed(state: _Read, found: re.Match[str], when: float | None, clock: Clock)
     return replace(state, text=rest, time_s=when, clock=clock)
 
 
-def _iso(text: str) -> float | None:
+def iso_seconds(text: str) -> float | None:
+    """`2025-08-18T14:00:31` in seconds since 1970, None where it is no time."""
     date, _, time = text.rstrip("Z").replace("/", "-").partition("T")
     try:
         year, month, day = (int(part) for part in date.split("-"))

@@ -28,6 +28,10 @@ _CUDA = (
     (re.compile(r"CUDA_ERROR_CONTAINED|cudaErrorContained"), K.CUDA_CONTAINED),
     (re.compile(r"CUDA error: an illegal|CUDA_ERROR_ILLEGAL|CUDA error: misaligned|illegal memory access|"
         r"illegal instruction|device-side assert triggered"), K.CUDA_ILLEGAL),
+    (re.compile(r"system not yet initialized|unsupported display driver|CUDA driver version is insufficient|"
+        r"no CUDA-capable device|No CUDA GPUs are available|no ROCm-capable device|"
+        r"CUDA error: initialization error|CUDA_ERROR_SYSTEM_NOT_READY|CUDA_ERROR_NO_DEVICE|"
+        r"forward compatibility was attempted"), K.CUDA_SETUP),
     (re.compile(r"CUDA error: |CUDA_ERROR_[A-Z_]+|cudaError[A-Z]\w+|CUBLAS_STATUS_(?!SUCCESS)\w+|HIP "
         r"error: "), K.CUDA_OTHER),
 )  # fmt: skip

@@ -6,11 +6,12 @@ out of the tables, never guessed.
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TypeVar
 
+from paceline.analysis.diagnosis.placed import placed
 from paceline.analysis.facts import (
     Clock,
     Fact,
@@ -27,6 +28,7 @@ from paceline.analysis.facts import (
 RANKS_MAX = 1 << 20
 DEFAULT_GROUP = "0"  # torch's name of the group of all ranks
 _DEFAULT_NAMES = ("", DEFAULT_GROUP, "default_pg")
+_YEAR_S = 366 * 86_400.0
 _COMPARABLE_S = 30 * 86_400.0  # times further apart come from clocks or years that do not fit
 _LOCAL_FOLDER = re.compile(r"(?:^|/)\d+/std(?:err|out)\.log$")  # torchrun --log-dir
 _HELPER = re.compile(r"worker \(pid(?:\(s\))? (?P<pids>\d{1,9}(?:, ?\d{1,9}){0,63})\)")  # of a data loader
@@ -83,7 +85,7 @@ class Case:
     """Facts of one attempt with identity resolved. Build once, read by every rule."""
 
     def __init__(self, facts: Sequence[Fact], attempt: int = 0, attempts: int = 1) -> None:
-        self.facts = tuple(facts)
+        self.facts = tuple(placed(facts))
         self.attempt, self.attempts = attempt, attempts
         self._by_kind: dict[type[Fact], list[Fact]] = defaultdict(list)
         for fact in self.facts:
@@ -159,6 +161,8 @@ class Case:
         return [standing for (name, _), standing in sorted(self.table.items()) if name == group]
 
     def _covers_job(self, group: Group) -> bool:
+        if not group.size and group.name.startswith("0x"):
+            return len(self.groups) == 1  # NCCL's only communicator, by a tool that does not say its size
         sizes = [fact.group.size for fact in self.of(Membership)]
         return bool(group.size) and group.size >= max(sizes, default=0)
 
@@ -308,6 +312,21 @@ def seconds_after(first: Fact, second: Fact) -> float | None:
     if abs(gap) >= _COMPARABLE_S and first.clock is Clock.UNIX:
         gap = _in_year(second.time_s) - _in_year(first.time_s)
     return gap if abs(gap) < _COMPARABLE_S else None
+
+
+def first_and_last(facts: Iterable[Fact]) -> list[Fact]:
+    """The earliest and the latest of each clock and year: what gaps to all others are bounded by."""
+    found: dict[tuple[Clock, int], tuple[Fact, Fact]] = {}
+    for fact in facts:
+        if fact.time_s is None:
+            continue
+        key = fact.clock, int(fact.time_s // _YEAR_S)
+        first, last = found.get(key, (fact, fact))
+        found[key] = (
+            fact if fact.time_s < (first.time_s or 0.0) else first,
+            fact if fact.time_s > (last.time_s or 0.0) else last,
+        )
+    return [fact for pair in found.values() for fact in pair]
 
 
 def comparable(first: Fact, second: Fact) -> bool:

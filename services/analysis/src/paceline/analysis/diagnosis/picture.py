@@ -243,7 +243,7 @@ def _mark(fact: Fact, rank: int | None) -> Mark:
 def _words(fact: Fact) -> tuple[str, str]:
     text = str(getattr(fact, "text", ""))
     if isinstance(fact, DeviceEvent):
-        return f"{'SXid' if fact.is_switch else 'Xid'} {fact.code}", text
+        return fact.label or f"{'SXid' if fact.is_switch else 'Xid'} {fact.code}", text
     if isinstance(fact, WorkTimeout):
         number = "" if fact.work.sequence is None else f" {fact.work.sequence}"
         return "timeout", f"{fact.work.function or 'work'}{number} of {group_name(fact.group)}"

@@ -15,6 +15,7 @@ class ProcessFaultKind(str, Enum):
     CUDA_CONTAINED = "cuda_contained"  # NVLink peer or contained memory error
     CUDA_ILLEGAL = "cuda_illegal"  # illegal instruction, address
     CUDA_OTHER = "cuda_other"
+    CUDA_SETUP = "cuda_setup"  # driver, fabric manager or visible devices: nothing ran before
     HOST_MEMORY = "host_memory"
     ABORTED = "aborted"  # stopped by somebody else: coordinator, signal, peer's abort
     SEGFAULT = "segfault"
@@ -130,9 +131,13 @@ class NetworkFailure(Fact):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceEvent(Fact):
-    """Xid, SXid, or a GPU off the bus. `speaker.gpu` and `speaker.host` say which."""
+    """Xid, SXid, a GPU off the bus, or an event of another vendor's or the bus's driver, which has a `label`
+    and code 0. `speaker.gpu` and `speaker.host` say which."""
 
     code: int  # Xid; of a switch the SXid
+    label: str = ""  # "uncorrectable hardware error"; empty for Xid and SXid
+    follows: bool = False  # resets and the like: something has happened before
+    of_application: bool = False  # page faults and the like, of what has no Xid
     is_switch: bool = False
     implied: bool = False  # the line has no number (fallen off the bus)
     process: str = ""  # who asked; seldom who is guilty

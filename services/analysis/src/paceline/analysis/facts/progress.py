@@ -65,6 +65,7 @@ class Counted(Fact):
     ranks_alike: int = 1
     missing: str = ""  # "unresponsive", "dead", "no_data": the rank was asked and did not answer
     snapshot: int = 0  # same number = taken together
+    given_up: bool = False  # a profiler let go of the last launched operation: it had not ended
 
 
 class PhaseKind(str, Enum):

@@ -43,7 +43,7 @@ def fingerprint(case: Case) -> Finding | None:
     first = min(reports, key=lambda report: _sequence(report))
     same = [report for report in reports if _sequence(report) == _sequence(first)]
     works = {_rank(case, report, side): side.work for report in same for side in report.sides}
-    roots, how, confidence = _odd(works)
+    roots, how, confidence = odd_ones(works)
     sub_reason = _sub_reason(first)
     group = first.group.name
     work = works[roots[0]] if len(roots) == 1 else first.sides[0].work  # none: nobody is to be named
@@ -58,7 +58,7 @@ def fingerprint(case: Case) -> Finding | None:
         reason="fingerprint_mismatch",
         verdict_class=VerdictClass.H2,
         sub_reason=sub_reason,
-        roots=_blames(roots, bool(others), how),
+        roots=blames_of(roots, bool(others), how),
         victims=tuple(sorted(others)) if roots else (),
         communicator=(operation.communicator_name if operation else "") or "default_pg",
         operation=operation,
@@ -88,7 +88,7 @@ def watchdogs(case: Case) -> Finding | None:
     for (group, sequence), works in sorted(found.items()):
         if len({_comparable(work) for work in works.values()}) < 2:
             continue
-        roots, how, confidence = _odd({rank: _only_comparable(work) for rank, work in works.items()})
+        roots, how, confidence = odd_ones({rank: _only_comparable(work) for rank, work in works.items()})
         if confidence < _VOTED and roots:  # the rest of the group stands elsewhere: its side is not known
             roots = sorted(works)
         others = {rank: work for rank, work in works.items() if rank not in roots}
@@ -99,7 +99,7 @@ def watchdogs(case: Case) -> Finding | None:
             reason="watchdogs_differ",
             verdict_class=VerdictClass.H2,
             sub_reason=SubReason.OPERATION_MISMATCH,
-            roots=_blames(roots, bool(others), how),
+            roots=blames_of(roots, bool(others), how),
             victims=tuple(sorted(others)) if roots else (),
             communicator=operation.communicator_name if operation else group,
             operation=operation,
@@ -169,7 +169,8 @@ def alone(lone: Standing, others: list[Standing], operation: Operation | None) -
     )
 
 
-def _blames(roots: list[int], others: bool, how: str) -> tuple[Blame, ...]:
+def blames_of(roots: list[int], others: bool, how: str) -> tuple[Blame, ...]:
+    """Who differs: ranks, a group where nobody else is known, nobody where the sides are of equal size."""
     if not roots:
         return (Blame(RootKind.NONE, name="sides of equal size", why=how),)
     if not others:
@@ -177,7 +178,7 @@ def _blames(roots: list[int], others: bool, how: str) -> tuple[Blame, ...]:
     return tuple(Blame(RootKind.RANK, rank=rank, why=how) for rank in sorted(roots))
 
 
-def _odd(works: dict[int, Work]) -> tuple[list[int], str, float]:
+def odd_ones(works: dict[int, Work]) -> tuple[list[int], str, float]:
     """Who differs, why we think so, how sure."""
     count = Counter(_key(work) for work in works.values())
     (most, votes), *rest = count.most_common()

@@ -1,9 +1,11 @@
 """Nothing to alarm anybody: work that had ended, pauses that were announced; and what cannot be decided."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
-from paceline.analysis.diagnosis.case import Case
+from paceline.analysis.diagnosis.case import Case, is_before
 from paceline.analysis.diagnosis.rules.finding import (
     Finding,
     complaining,
@@ -15,9 +17,13 @@ from paceline.analysis.diagnosis.rules.finding import (
 from paceline.analysis.diagnosis.slow_rows import judge_rows
 from paceline.analysis.diagnosis.slow_shifts import SCORE_MIN, find_shift, lower_noise, period_of
 from paceline.analysis.facts import (
+    DeviceEvent,
     Fact,
     FlightDump,
+    GlooFailure,
     GroupStatus,
+    HostKill,
+    NetworkFailure,
     PhaseKind,
     PhaseSeen,
     ProcessEnd,
@@ -132,6 +138,10 @@ def cancelled(case: Case) -> Finding | None:
         or any(end.signal not in _REQUESTS for end in case.of(ProcessEnd) if not end.clean)
     ):
         return None
+    return _cancelled(ends)
+
+
+def _cancelled(ends: Sequence[ProcessEnd]) -> Finding:
     return Finding(
         reason="cancelled",
         verdict_class=VerdictClass.NONE,
@@ -143,6 +153,16 @@ def cancelled(case: Case) -> Finding | None:
         grounds=(Ground("cancelled", ends[0].text[:160], origins_of(ends)),),
         summary=f"The job was ended from outside: {ends[0].text.strip()[:120]}",
     )
+
+
+def cancelled_first(case: Case) -> Finding | None:
+    """The end was asked for before anybody complained: all that comes afterwards is the teardown."""
+    ends = [end for end in case.of(ProcessEnd) if end.signal in _REQUESTS and not end.called_first]
+    facts: list[Fact] = [*case.of(WorkTimeout), *case.of(ProcessFault), *case.of(WatchdogStuck)]
+    facts += [*case.of(NetworkFailure), *case.of(GlooFailure), *case.of(DeviceEvent), *case.of(HostKill)]
+    facts += [end for end in case.of(ProcessEnd) if end.signal not in _REQUESTS and not end.clean]
+    asked = [end for end in ends if facts and all(is_before(end, fact) for fact in facts)]
+    return _cancelled(asked) if asked else None
 
 
 def steady(case: Case) -> Finding | None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import Case
 from paceline.analysis.diagnosis.rules.finding import Finding, origins_of, rank_roots, ranks_text
-from paceline.analysis.facts import Counted, FlightDump, StackSeen, WorkTimeout
+from paceline.analysis.facts import Counted, FlightDump, ProgressSeen, StackSeen, WorkTimeout
 from paceline.contracts.verdicts import (
     Action,
     ActionKind,
@@ -22,6 +22,7 @@ from paceline.contracts.verdicts import (
 )
 
 _DRIFT_SNAPSHOTS = 3  # so many in which the gap only grows: a drift, not a moment
+_STEPS_MIN = 2
 _SPREAD_NORMAL = 1  # launches that ranks of a healthy job differ by in one snapshot
 
 
@@ -29,7 +30,7 @@ def unresponsive(case: Case) -> Finding | None:
     """A rank was asked by RAS and did not answer, or is declared dead."""
     gone = [fact for fact in case.of(Counted) if fact.missing]
     ranks = sorted({rank for fact in gone if (rank := case.rank_of(fact)) is not None})
-    if not gone:
+    if not gone or (all(fact.missing == "no_data" for fact in gone) and _goes_on(case)):
         return None
     hosts = sorted({fact.speaker.host for fact in gone if fact.speaker.host})
     pids = sorted({fact.speaker.pid for fact in gone if fact.speaker.pid is not None})
@@ -126,7 +127,11 @@ def behind_in_counts(case: Case) -> Finding | None:
         ranks = [rank for rank, count in last.items() if count == low]
         stays = len(snapshots) > 1 and all(row.get(ranks[0]) == low for row in snapshots.values())
         stuck = (
-            stays or bool(case.of(WorkTimeout)) or bool(case.of(FlightDump)) or _spread(last) > _SPREAD_NORMAL
+            stays
+            or bool(case.of(WorkTimeout))
+            or bool(case.of(FlightDump))
+            or _spread(last) > _SPREAD_NORMAL
+            or _never_ended(case, group, function, low)
         )
         if not stuck or len(ranks) * 2 > len(last):
             continue
@@ -212,7 +217,7 @@ def _differing(case: Case) -> list[Counted]:
     """Counts of the first function of a group that differ in its last snapshot, with earlier equal counts."""
     found: dict[tuple[str, str], list[Counted]] = defaultdict(list)
     for fact in case.of(Counted):
-        if fact.launched is not None:
+        if fact.launched is not None and fact.snapshot >= 0:
             found[fact.group.name, fact.function].append(fact)
     for facts in found.values():
         last = {fact.launched for fact in facts if fact.snapshot == max(f.snapshot for f in facts)}
@@ -224,10 +229,14 @@ def _differing(case: Case) -> list[Counted]:
 def _snapshots(case: Case) -> dict[tuple[str, str], dict[int, dict[int, int]]]:
     """(group, function): snapshot: rank: launches."""
     found: dict[tuple[str, str], dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+    open_ones = {(fact.group.name, fact.function) for fact in case.of(Counted) if fact.given_up}
     for fact in case.of(Counted):
         rank = case.rank_of(fact)
+        if fact.snapshot < 0 and (fact.group.name, fact.function) not in open_ones:
+            continue  # of completed operations only: their files end where they were last flushed
         if rank is not None and fact.launched is not None and not fact.missing:
-            found[fact.group.name, fact.function][fact.snapshot][rank] = fact.launched
+            row = found[fact.group.name, fact.function][fact.snapshot]
+            row[rank] = max(row.get(rank, 0), fact.launched) if fact.snapshot < 0 else fact.launched
     _add_unnamed(case, found)
     return found
 
@@ -241,6 +250,20 @@ def _add_unnamed(case: Case, found: dict[tuple[str, str], dict[int, dict[int, in
         others = set(range(min(fact.group.size, 1 << 20))) - set(row)
         if row and len(others) == fact.ranks_alike:
             row.update(dict.fromkeys(others, fact.launched))
+
+
+def _goes_on(case: Case) -> bool:
+    """Steps, and nobody who waits in vain: RAS itself was late."""
+    return len(case.of(ProgressSeen)) > _STEPS_MIN and not case.of(WorkTimeout)
+
+
+def _never_ended(case: Case, group: str, function: str, low: int) -> bool:
+    """Whether the ranks ahead have an operation that a profiler gave up waiting for."""
+    ahead = [
+        fact for fact in case.of(Counted)
+        if fact.group.name == group and fact.function == function and (fact.launched or 0) > low
+    ]  # fmt: skip
+    return bool(ahead) and all(fact.given_up for fact in ahead)
 
 
 def _grows(gap: list[int]) -> bool:

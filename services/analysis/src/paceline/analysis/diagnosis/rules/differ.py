@@ -124,6 +124,7 @@ def adapters_differ(case: Case) -> Finding | None:
 def port_counters(case: Case) -> Finding | None:
     """Error counters of adapters that grow at one place only."""
     first: dict[tuple[str, str], dict[str, tuple[float, float]]] = defaultdict(dict)
+    samples: Counter[tuple[tuple[str, str], str]] = Counter()
     rows = [row for row in case.of(SampleRow) if row.kind == "network"]
     for row in rows:
         place = row.speaker.host or row.words.get("node", ""), row.words.get("gpu", "")
@@ -131,16 +132,19 @@ def port_counters(case: Case) -> Finding | None:
             if NETWORK_COUNTER.search(name) and not _CONGESTION.search(name):
                 begin, _ = first[place].get(name, (value, value))
                 first[place][name] = (min(begin, value), value)
+                samples[place, name] += 1
+    whole = all(row.words.get("tool") == "ibqueryerrors" for row in rows)  # who is not listed has none
+    once = bool(samples) and max(samples.values()) == 1  # counters since the start of the driver
     guilty: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in {name for counters in first.values() for name in counters}:
         growth = {
-            place: counters[name][1] - counters[name][0]
+            place: counters[name][1] - (0.0 if once else counters[name][0])
             for place, counters in first.items()
             if name in counters
         }
         worst = max(growth, key=lambda place: growth[place])
         rest = max((value for place, value in growth.items() if place != worst), default=0.0)
-        if len(growth) > 1 and growth[worst] >= max(COUNTER_MIN, COUNTER_RATIO * rest):
+        if (len(growth) > 1 or whole) and growth[worst] >= max(COUNTER_MIN, COUNTER_RATIO * rest):
             guilty[worst].append(f"{name} +{growth[worst]:.0f}")
     if len(guilty) != 1 or complaining(case):
         return None

@@ -1,62 +1,44 @@
-"""Machines first: the first event of the kernel that is a cause, and CUDA errors that a GPU gives by itself.
+"""Machines first: the first event of the kernel that is a cause, and CUDA errors of a GPU itself."""
 
-What follows an event is not one: 43, 45 and 63 say that something has happened before, 145 on other GPUs
-follows a link that went down, and the process in the line is only the one that used the GPU.
-Actions after NVIDIA's Xid catalog.
-"""
-
-import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
-from paceline.analysis.diagnosis.case import Case, is_before, seconds_after
-from paceline.analysis.diagnosis.rules.ends import is_own_error
-from paceline.analysis.diagnosis.rules.finding import Finding, main_operation, origins_of
+from paceline.analysis.diagnosis.case import Case, is_before
+from paceline.analysis.diagnosis.rules.devices import (
+    causes,
+    event_action,
+    event_grounds,
+    event_name,
+    event_text,
+    independent,
+    is_application,
+    own_error_first,
+)
+from paceline.analysis.diagnosis.rules.finding import Finding, main_operation, origins_of, ranks_text
 from paceline.analysis.facts import DeviceEvent, ProcessFault, ProcessFaultKind, WorkTimeout
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
 
-_CONSEQUENCES = frozenset({43, 45, 63, 92, 154, 162, 163, 164})
-_OF_APPLICATION = frozenset({8, 13, 31, 32, 38, 68, 69, 109})  # a program's fault unless hardware fails too
-_LINKS = frozenset(range(144, 151))  # NVLink 5
-_LINK_CODES = _LINKS | {74}
-_OF_LINK = _LINK_CODES | {
-    13,
-    31,
-    94,
-    137,
-}  # what other GPUs of a domain report after one link or switch failed
-_CAUSED_BY = re.compile(r"caused by previous Xid (\d{1,4})")
-_REPLACE = frozenset({61, 62, 79, 110, 143})
-_TEARDOWN_S = 10.0  # an application's Xid that much after the job's own complaint is its end
-_SHOWN = 64
-_ACTIONS = {
-    13: "restart the application", 31: "restart the application", 43: "ignore", 45: "ignore", 63: "ignore",
-    48: "reset the GPU, then its memory workflow", 64: "reset the GPU", 74: "NVLink workflow",
-    79: "restart the machine", 94: "restart the application, reset the GPU at the next pause",
-    95: "reset the GPU", 119: "reset the GPU", 120: "reset the GPU",
-}  # fmt: skip
+_AT_ONCE_S = 1.0
+_OFF_THE_BUS = 79
+_TOGETHER_S = 60.0
+_FEW = 2
+_NEARLY_ALL = 0.75
 
 
 def first_event(case: Case) -> Finding | None:
     """The first Xid or SXid that is a cause; those it explains are listed and not blamed."""
-    events = case.of(DeviceEvent)
-    causes = _causes(case, events)
-    if not causes:
+    events, found = case.of(DeviceEvent), causes(case)
+    if not found or (is_application(found[0]) and own_error_first(case, found[0])):
         return None
-    if _is_application(causes[0]) and _own_error_first(case, causes[0]):
-        return None
-    first, roots = causes[0], tuple(_blame(case, event) for event in _independent(causes))
+    first, roots = found[0], _lost_node(found) or tuple(_blame(case, event) for event in independent(found))
     others = {(event.speaker.host, event.speaker.gpu) for event in events} - {
         (root.node, root.gpu) for root in roots
     }
     communicator, operation = main_operation(case)
-    kind, reason = _action(first)
+    kind, reason = event_action(first)
     where = f"{roots[0].node} " if roots[0].node else ""
-    what = "NVSwitch" if first.is_switch else "GPU"
-    number = (
-        f"{'SXid' if first.is_switch else 'Xid'} {first.code}" if not first.implied else "fell off the bus"
-    )
+    what = "NVSwitch" if first.is_switch else "GPU" if roots[0].gpu else "with its GPUs"
+    number = event_name(first) if not first.implied else "fell off the bus"
     follow = f"; {len(others)} other devices only report what follows" if others else ""
     return Finding(
         reason="hardware_event",
@@ -66,11 +48,12 @@ def first_event(case: Case) -> Finding | None:
         communicator=communicator,
         operation=operation,
         phase="device event",
-        owner=Owner.USER_CODE if _is_application(first) else Owner.GPU,
+        owner=Owner.USER_CODE if is_application(first) else Owner.GPU,
         action=Action(kind, f"{where}{what} {roots[0].gpu}".strip(), reason),
-        confidence=0.9 if not _is_application(first) else 0.7,
-        grounds=_grounds(events, causes),
-        summary=f"{where}{what} {roots[0].gpu} failed first ({number}: {_short(first)}){follow}",
+        confidence=0.9 if not is_application(first) else 0.7,
+        grounds=event_grounds(events, found),
+        summary=f"{where}{what} {roots[0].gpu}".rstrip()
+        + f" failed first ({number}: {event_text(first)}){follow}",
     )
 
 
@@ -83,8 +66,11 @@ def device_fault(case: Case) -> Finding | None:
     faults = [f for f in case.of(ProcessFault) if f.kind in kinds and not _is_late(case, f)]
     if not faults:
         return None
-    timed = [fault for fault in faults if fault.time_s is not None]
-    first = min(timed, key=lambda fault: fault.time_s or 0.0) if timed else faults[0]
+    if alike := _at_once(case, faults):
+        return _unordered(case, alike, ActionKind.FIX_CODE)
+    first = _first_fault(case, faults)
+    if first is None:
+        return _unordered(case, faults)
     rank = case.rank_of(first)
     blame = _blame_fault(case, first, rank)
     followers = sorted({r for f in faults if (r := case.rank_of(f)) is not None and r != rank})
@@ -127,55 +113,67 @@ def device_fault(case: Case) -> Finding | None:
     )
 
 
-def _causes(case: Case, events: Sequence[DeviceEvent]) -> list[DeviceEvent]:
-    """Events that can be first causes, the first one first."""
-    able = [event for event in events if _can_cause(event)] or _named_causes(events)
-    able = [event for event in able if not (_is_application(event) and _is_teardown(case, event))]
-    if any(event.severity == "Fatal" and event.code in _LINKS for event in able):
-        able = [event for event in able if event.code not in _LINKS or event.severity == "Fatal"]
-    if any(event.code == 149 for event in able):
-        able = [event for event in able if event.code != 145]
-    hard = [event for event in able if not _is_application(event)]
-    chosen = hard or able
-    if not chosen:
-        return []
-    if all(event.time_s is not None for event in chosen) and len({event.clock for event in chosen}) == 1:
-        chosen = sorted(chosen, key=lambda event: event.time_s or 0.0)
-    return chosen
+def _lost_node(found: Sequence[DeviceEvent]) -> tuple[Blame, ...]:
+    """A host that lost several GPUs at one time: its power or bus, not the GPU whose line is the first."""
+    first = found[0]
+    gone = {
+        event.speaker.gpu
+        for event in found
+        if event.code == _OFF_THE_BUS
+        and event.speaker.host == first.speaker.host
+        and abs((event.time_s or 0.0) - (first.time_s or 0.0)) <= _TOGETHER_S
+    }
+    if first.code != _OFF_THE_BUS or len(gone) <= _FEW or not first.speaker.host:
+        return ()
+    return (Blame(RootKind.NODE, node=first.speaker.host, why=f"{len(gone)} GPUs fell off the bus together"),)
 
 
-def _named_causes(events: Sequence[DeviceEvent]) -> list[DeviceEvent]:
-    """Where only the cleanup is left of the log: it names the event that it follows."""
-    found = [(event, _CAUSED_BY.search(event.text)) for event in events]
-    named = [replace(event, code=int(cause[1])) for event, cause in found if cause]
-    return [event for event in named if _can_cause(event)]
+def _first_fault(case: Case, faults: Sequence[ProcessFault]) -> ProcessFault | None:
+    """The fault that came first: by time, by line of one file, or the only one that a memory cell gives.
 
-
-def _can_cause(event: DeviceEvent) -> bool:
-    return event.severity != "Nonfatal" if event.is_switch else event.code not in _CONSEQUENCES
-
-
-def _independent(causes: Sequence[DeviceEvent]) -> list[DeviceEvent]:
-    """The first event, and those of other GPUs that it does not explain: another code, at another moment.
-
-    An application's fault (Xid 13, 31) spreads over the GPUs of its job: the first is the only root.
+    None where several ranks say it in files that no clock orders: then nobody is named.
     """
-    first = causes[0]
-    if _is_application(first):
-        return [first]
-    found = [first]
-    devices = {(first.speaker.host, first.speaker.gpu)}
-    for event in causes[1:]:
-        device = (event.speaker.host, event.speaker.gpu)
-        if (
-            device not in devices
-            and event.code != first.code
-            and not (event.code in _LINK_CODES and first.code == 79)
-            and not (event.code in _OF_LINK and (first.is_switch or first.code in _LINK_CODES))
-        ):
-            devices.add(device)
-            found.append(event)
-    return found[:_SHOWN]
+    timed = [fault for fault in faults if fault.time_s is not None]
+    if timed:
+        begin = min(fault.time_s or 0.0 for fault in timed)
+        same = [fault for fault in timed if fault.time_s == begin]
+        tied = len({f.origin.file for f in same}) > 1 and len({case.rank_of(f) for f in same}) > 1
+        return None if tied else same[0]
+    speakers = {(case.rank_of(f), f.speaker.host, f.speaker.pid, f.speaker.local_rank) for f in faults}
+    if len({fault.origin.file for fault in faults}) == 1 or len(speakers) == 1:
+        return faults[0]
+    broken = [fault for fault in faults if fault.kind is ProcessFaultKind.CUDA_ECC]
+    return broken[0] if len(broken) == 1 else None
+
+
+def _at_once(case: Case, faults: Sequence[ProcessFault]) -> list[ProcessFault]:
+    """Illegal accesses that nearly all ranks report within a second: the program, and nobody first."""
+    illegal = [f for f in faults if f.kind is ProcessFaultKind.CUDA_ILLEGAL and f.time_s is not None]
+    if len(illegal) < len(faults) or not illegal or case.of(DeviceEvent):
+        return []
+    begin = min(fault.time_s or 0.0 for fault in illegal)
+    soon = {case.rank_of(f) for f in illegal if (f.time_s or 0.0) - begin <= _AT_ONCE_S} - {None}
+    everybody = {case.rank_of(f) for f in illegal} - {None}
+    return illegal if len(soon) > _FEW and len(soon) >= _NEARLY_ALL * len(everybody) else []
+
+
+def _unordered(case: Case, faults: Sequence[ProcessFault], kind: ActionKind = ActionKind.COLLECT) -> Finding:
+    ranks = sorted({rank for fault in faults if (rank := case.rank_of(fault)) is not None})
+    who = ranks_text(ranks) if ranks else f"{len(faults)} processes"
+    return Finding(
+        reason="device_faults_unordered",
+        verdict_class=VerdictClass.H3,
+        sub_reason=SubReason.HARDWARE_EVENT,
+        roots=(Blame(RootKind.NONE, name=f"one of {who}", why="their logs have no times that order them"),),
+        victims=(),
+        phase="device work outside a collective",
+        owner=Owner.GPU,
+        action=Action(kind, who, "what they run at that point; kernel logs of their nodes"),
+        confidence=0.5,
+        grounds=(Ground("device_errors", f"{who}: {faults[0].text[:160]}", origins_of(faults)),),
+        summary=f"{who} report device errors ({_words(faults[0])}); which came first is not in these files",
+        would_decide=("the kernel log (dmesg) of these nodes", "logs with times"),
+    )
 
 
 def _blame(case: Case, event: DeviceEvent) -> Blame:
@@ -187,7 +185,7 @@ def _blame(case: Case, event: DeviceEvent) -> Blame:
         node=event.speaker.host,
         gpu=gpu or event.speaker.gpu,
         name=link,
-        why=f"{'SXid' if event.is_switch else 'Xid'} {event.code}",
+        why=event_name(event),
     )
 
 
@@ -209,67 +207,10 @@ def _blame_fault(case: Case, fault: ProcessFault, rank: int | None) -> Blame:
     )
 
 
-def _is_application(event: DeviceEvent) -> bool:
-    return not event.is_switch and event.code in _OF_APPLICATION
-
-
-def _is_teardown(case: Case, event: DeviceEvent) -> bool:
-    """Whether the job had already complained when this came."""
-    before = [*case.of(WorkTimeout), *case.of(ProcessFault)]
-    return any((seconds_after(fact, event) or 0.0) > _TEARDOWN_S for fact in before)
-
-
-def _own_error_first(case: Case, event: DeviceEvent) -> bool:
-    """A Python error that is not about the GPU and not known to be later: its process was ended with work
-    on the GPU, which gives the same Xid."""
-    faults = [f for f in case.of(ProcessFault) if is_own_error(f)]
-    return any((seconds_after(event, fault) or 0.0) <= 0.0 for fault in faults)
-
-
 def _is_late(case: Case, fault: ProcessFault) -> bool:
     """After the watchdog of the same rank gave up, errors of its device are consequences."""
     rank = case.rank_of(fault)
     return any(is_before(t, fault) for t in case.of(WorkTimeout) if rank is None or case.rank_of(t) == rank)
-
-
-def _action(event: DeviceEvent) -> tuple[ActionKind, str]:
-    if event.is_switch:
-        return ActionKind.REPLACE_NODE, "drain the switch's domain"
-    if _is_application(event):
-        deep = (
-            "; a client the driver no longer knows needs the node's restart"
-            if "UNRECOGNIZED_CLIENT" in event.text
-            else ""
-        )
-        return ActionKind.RESTART_PROCESS, f"a kernel of the program failed{deep}"
-    if event.code in _REPLACE or (event.code in _LINKS and event.severity == "Fatal"):
-        return ActionKind.REPLACE_NODE, _ACTIONS.get(event.code, "take the node out")
-    return ActionKind.RESET_GPU, _ACTIONS.get(event.code, "drain the node and reset the GPU")
-
-
-def _grounds(events: Sequence[DeviceEvent], causes: Sequence[DeviceEvent]) -> tuple[Ground, ...]:
-    cause = set(map(id, causes))
-    return tuple(
-        Ground("device_event", _line(event), (event.origin,), supports=id(event) in cause)
-        for event in [*causes, *(event for event in events if id(event) not in cause)][:_SHOWN]
-    )
-
-
-def _line(event: DeviceEvent) -> str:
-    where = " ".join(
-        part for part in (event.speaker.host, event.process if event.is_switch else event.speaker.gpu) if part
-    )
-    number = f"{'SXid' if event.is_switch else 'Xid'} {event.code}"
-    more = [f"link {event.link}"] if event.link is not None else []
-    more += [event.severity] if event.severity else []
-    more += [f"the driver asks for: {event.recovery}"] if event.recovery else []
-    advice = _ACTIONS.get(event.code, "") if not event.is_switch else ""
-    return f"{where}: {number} {' '.join(more)}".rstrip() + (f" ({advice})" if advice else "")
-
-
-def _short(event: DeviceEvent) -> str:
-    text = event.text.split("name=", 1)[-1].split(", ", 1)[-1] if "name=" in event.text else event.text
-    return text[:80].strip()
 
 
 def _words(fault: ProcessFault) -> str:

@@ -1,6 +1,7 @@
 """Everybody entered and nothing moves: network failures first, then communicators that hold each other."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import DEFAULT_GROUP, Case
@@ -12,72 +13,41 @@ from paceline.analysis.diagnosis.rules.finding import (
     origins_of,
     ranks_text,
 )
+from paceline.analysis.diagnosis.rules.ports import index_of
 from paceline.analysis.diagnosis.rules.start import is_store_wait
-from paceline.analysis.facts import NetworkFailure, NetworkKind, SettingSeen, WorkTimeout
+from paceline.analysis.facts import (
+    NetworkFailure,
+    NetworkKind,
+    SettingSeen,
+    WorkTimeout,
+)
 from paceline.contracts.verdicts import Action, ActionKind, Owner, RootKind, SubReason, VerdictClass
 
 _RETRIES = 12  # IBV_WC_RETRY_EXC_ERR: the other end did not acknowledge
+_FLUSHED = 5  # IBV_WC_WR_FLUSH_ERR: another work of the same queue pair had failed
+_LOCAL = {1: "local length", 2: "local queue pair operation", 4: "local protection", 6: "memory window"}
 _CONCURRENT = 2
-
-
-def port_events(case: Case) -> Finding | None:
-    """Ports that went down or flap: the places that say so, not those that print the failed completion."""
-    events = [f for f in case.of(NetworkFailure) if f.kind is NetworkKind.PORT]
-    if not events:
-        return None
-    count = Counter((f.speaker.host, f.device or _index(f)) for f in events)
-    roots = tuple(
-        Blame(RootKind.NODE, node=host, name=device, why=f"{times} port events")
-        for (host, device), times in sorted(count.items(), key=lambda item: (-item[1], item[0]))
-    )
-    merged = _by_node(roots)
-    completions = [f for f in case.of(NetworkFailure) if f.kind is NetworkKind.COMPLETION]
-    nodes = ", ".join(root.node or "a node" for root in merged)
-    communicator, operation = main_operation(case)
-    return Finding(
-        reason="port_events",
-        verdict_class=VerdictClass.H3,
-        sub_reason=SubReason.MISSING_EXIT,
-        roots=merged,
-        communicator=communicator,
-        operation=operation,
-        phase="inter-node collective",
-        owner=Owner.FABRIC,
-        action=Action(
-            ActionKind.NETWORK_TICKET, nodes, "switch ports and cables of these adapters (ibqueryerrors)"
-        ),
-        confidence=0.85,
-        grounds=(
-            Ground("port_event", f"port events on {nodes}", origins_of(events)),
-            *(
-                (
-                    Ground(
-                        "completion",
-                        f"{len(completions)} failed completions follow; they name the other end",
-                        origins_of(completions),
-                    ),
-                )
-                if completions
-                else ()
-            ),
-        ),
-        summary=f"Network ports went down or flap on {nodes}; failed completions elsewhere are the "
-        "consequence",
-    )
 
 
 def completions(case: Case) -> Finding | None:
     """InfiniBand completions with an error: a path between two ends, neither of which is proven guilty."""
-    failed = [f for f in case.of(NetworkFailure) if f.kind is NetworkKind.COMPLETION]
+    failed = first_completions([f for f in case.of(NetworkFailure) if f.kind is NetworkKind.COMPLETION])
     if not failed:
         return None
-    seen = Counter((f.speaker.host, _index(f)) for f in failed)
+    if all(f.status in _LOCAL for f in failed):
+        return _local(case, failed)
+    seen = Counter((f.speaker.host, index_of(f)) for f in failed)
     peers = Counter(f.peer.split("<")[0] for f in failed if f.peer)
     peer = peers.most_common(1)[0][0] if peers else ""
-    far = shared_peer([(f.speaker.host, f.peer.split("<")[0]) for f in failed if f.peer], _addresses(case))
+    far = shared_peer(
+        [(f.speaker.host or f.origin.file, f.peer.split("<")[0]) for f in failed if f.peer], _addresses(case)
+    )
+    rail = _rail(failed)
     roots = (
         (Blame(RootKind.NODE, node=far, why="far end of all failed completions"),)
         if far
+        else (Blame(RootKind.DOMAIN, name=f"rail of {rail}", why="that adapter fails on every node"),)
+        if rail
         else tuple(
             Blame(
                 RootKind.LINK,
@@ -123,6 +93,47 @@ def completions(case: Case) -> Finding | None:
     )
 
 
+def first_completions(failed: Sequence[NetworkFailure]) -> list[NetworkFailure]:
+    """Without the flushed ones, which every queue pair gives after its first failure."""
+    return [f for f in failed if f.status != _FLUSHED] or list(failed)
+
+
+def _rail(failed: Sequence[NetworkFailure]) -> str:
+    """The one adapter that fails on several hosts towards several peers: the switch of its rail."""
+    devices = {f.device for f in failed}
+    hosts, peers = {f.speaker.host for f in failed}, {f.peer.split("<")[0] for f in failed}
+    return (
+        devices.pop() if len(devices) == 1 and len(hosts) > _CONCURRENT and len(peers) > _CONCURRENT else ""
+    )
+
+
+def _local(case: Case, failed: Sequence[NetworkFailure]) -> Finding:
+    """The speaker's own adapter or memory refused the work: no path is to blame."""
+    hosts = sorted({f.speaker.host for f in failed if f.speaker.host})
+    status = Counter(f.status for f in failed).most_common(1)[0][0]
+    words = f"status {status}: {_LOCAL[status or 0]}"
+    everywhere = len(hosts) != 1
+    communicator, operation = main_operation(case)
+    advice = "registration of GPU memory (peer memory module or dma-buf, ACS, IOMMU), adapter's driver"
+    where = ", ".join(hosts[:8]) or "a node"
+    return Finding(
+        reason="local_completions",
+        verdict_class=VerdictClass.H3,
+        sub_reason=SubReason.MISSING_EXIT,
+        roots=(Blame(RootKind.CONFIGURATION, name="memory registration of all hosts alike", why=words),)
+        if everywhere
+        else (Blame(RootKind.NODE, node=hosts[0], name=_device(list(failed), hosts[0], ""), why=words),),
+        communicator=communicator,
+        operation=operation,
+        phase="inter-node transfer",
+        owner=Owner.HOST,
+        action=Action(ActionKind.FIX_CONFIGURATION, where, advice),
+        confidence=0.7,
+        grounds=(Ground("completion", f"{words}, {len(failed)} times on {where}", origins_of(failed)),),
+        summary=f"Transfers fail on their own side ({words}) on {where}: {advice}; no path is to blame",
+    )
+
+
 def _addresses(case: Case) -> dict[str, str]:
     """Host by the address of its bootstrap."""
     said = [fact for fact in case.of(SettingSeen) if fact.name == "own_address" and fact.speaker.host]
@@ -136,11 +147,21 @@ def connects(case: Case) -> Finding | None:
         return None
     peers = Counter(f.peer.split("<")[0] for f in failed if f.peer)
     peer = peers.most_common(1)[0][0] if peers else "a peer"
+    said = {
+        (f.speaker.host, f.value) for f in case.of(SettingSeen) if f.name == "own_address" and f.speaker.host
+    }
+    shared = {value for _, value in said if sum(value == other for _, other in said) > 1}
+    if peer in shared:
+        return _shared_address(peer, failed)
+    addresses = _addresses(case)
+    far = shared_peer([(f.speaker.host, f.peer.split("<")[0]) for f in failed if f.peer], addresses)
     return Finding(
         reason="connects",
         verdict_class=VerdictClass.H3,
         sub_reason=SubReason.LAZY_CONNECT,
-        roots=(Blame(RootKind.LINK, name=f"connection to {peer}", why=f"{len(failed)} connects failed"),),
+        roots=(Blame(RootKind.NODE, node=far, name=peer, why="nobody can connect to it"),)
+        if far
+        else (Blame(RootKind.LINK, name=f"connection to {peer}", why=f"{len(failed)} connects failed"),),
         phase="connection setup",
         owner=Owner.FABRIC,
         action=Action(
@@ -152,6 +173,28 @@ def connects(case: Case) -> Finding | None:
         grounds=(Ground("connect", failed[0].text[:160], origins_of(failed)),),
         summary=f"Connections to {peer} fail: a network path, an interface choice, or that process is gone",
         would_decide=("the log of the process at that address",),
+    )
+
+
+def _shared_address(peer: str, failed: Sequence[NetworkFailure]) -> Finding:
+    """Several hosts chose an interface that has the same address on each: a bridge of containers."""
+    return Finding(
+        reason="shared_address",
+        verdict_class=VerdictClass.H3,
+        sub_reason=SubReason.BOOTSTRAP,
+        roots=(
+            Blame(RootKind.CONFIGURATION, name=f"interface with {peer} on several hosts", why="a bridge"),
+        ),
+        victims=(),
+        phase="connection setup (bootstrap)",
+        owner=Owner.HOST,
+        action=Action(
+            ActionKind.FIX_CONFIGURATION, "NCCL_SOCKET_IFNAME", "name the interface between the hosts"
+        ),
+        confidence=0.85,
+        grounds=(Ground("connect", failed[0].text[:200], origins_of(failed)),),
+        summary=f"Several hosts use {peer} as their own address (a bridge of containers): set "
+        "NCCL_SOCKET_IFNAME to the interface that connects them",
     )
 
 
@@ -239,23 +282,9 @@ def _lacks_one(count: int) -> bool:
     return count > 2 and (count + 1) & count == 0
 
 
-def _by_node(roots: tuple[Blame, ...]) -> tuple[Blame, ...]:
-    nodes: dict[str, list[str]] = defaultdict(list)
-    for root in roots:
-        nodes[root.node].append(root.name)
-    return tuple(
-        Blame(RootKind.NODE, node=node, name=", ".join(name for name in names if name), why="port events")
-        for node, names in nodes.items()
-    )
-
-
-def _index(fact: NetworkFailure) -> str:
-    return "" if fact.speaker.local_rank is None else str(fact.speaker.local_rank)
-
-
 def _device(facts: list[NetworkFailure], host: str, gpu: str) -> str:
-    return next((f.device for f in facts if f.device and f.speaker.host == host and _index(f) == gpu), "")
+    return next((f.device for f in facts if f.device and f.speaker.host == host and index_of(f) == gpu), "")
 
 
 def _rank_at(case: Case, facts: list[NetworkFailure], host: str, gpu: str) -> int | None:
-    return next((case.rank_of(f) for f in facts if f.speaker.host == host and _index(f) == gpu), None)
+    return next((case.rank_of(f) for f in facts if f.speaker.host == host and index_of(f) == gpu), None)

@@ -8,11 +8,14 @@ from paceline.analysis.diagnosis.case import Case
 from paceline.analysis.diagnosis.rules import (
     agree,
     benches,
+    called,
     calm,
     counts,
+    degraded,
     differ,
     ends,
     enter,
+    enter_host,
     hardware,
     idle,
     input_bound,
@@ -25,6 +28,8 @@ from paceline.analysis.diagnosis.rules import (
     meeting,
     node_benches,
     outside_end,
+    ports,
+    refusals,
     reported,
     reports,
     resources,
@@ -33,6 +38,7 @@ from paceline.analysis.diagnosis.rules import (
     silence,
     slow,
     start,
+    state,
     steps,
     tensors,
     throttle,
@@ -41,8 +47,10 @@ from paceline.analysis.diagnosis.rules.finding import Finding, Rule
 
 RULES: tuple[Rule, ...] = (
     # machines
+    calm.cancelled_first,
     hardware.first_event,
     hardware.device_fault,
+    degraded.booted,
     # start
     start.endpoints_differ,
     meeting.launch_failed,
@@ -51,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     meeting.endpoints_disagree,
     meeting.loopback_address,
     differ.init_refused,
+    refusals.refused,
     # ends and errors of processes
     late.crossed_messages,
     lost_nodes.node_lost,
@@ -58,8 +67,10 @@ RULES: tuple[Rule, ...] = (
     ends.killed,
     ends.own_failure,
     counts.unresponsive,
+    state.lost_device,
     # who differs, who did not enter
     agree.fingerprint,
+    called.differing_calls,
     agree.size_refused,
     reports.desync_report,
     tensors.submitted_by_some,
@@ -71,13 +82,15 @@ RULES: tuple[Rule, ...] = (
     judged.dumps,
     setup.differs_and_calls,
     agree.watchdogs,
+    called.fewer_calls,
     judged.table,
     enter.behind,
+    enter_host.blocked_task,
     late.outside,
     late.other_call,
     # inside
     start.key_not_set,
-    inside.port_events,
+    ports.port_events,
     links.link_down,
     setup.differs,
     inside.completions,
@@ -88,6 +101,7 @@ RULES: tuple[Rule, ...] = (
     settings.odd_one_ahead,
     settings.device_missing,
     differ.adapters_differ,
+    state.device_state,
     inside.everybody_inside,
     silence.gloo_late,
     silence.silent,
@@ -110,6 +124,7 @@ RULES: tuple[Rule, ...] = (
     idle.idle_among_busy,
     settings.acs_slow,
     differ.port_counters,
+    degraded.slow_link,
     differ.version_slow,
     benches.version_of_tests,
     node_benches.odd_test,
@@ -139,7 +154,7 @@ OUTSPOKEN: tuple[Rule, ...] = (
     reports.desync_report,
     reports.barrier_report,
     judged.dumps,
-    inside.port_events,
+    ports.port_events,
     inside.completions,
 )
 
