@@ -67,7 +67,8 @@ class NcclRefusals:
         if kind is None and error and not _NOTHING.search(error["text"]):
             fault = cuda_fault(error["text"])
             files = {found["file"].rpartition("/")[2] for found in _FILES.finditer(text)}
-            if fault is K.CUDA_OTHER and files & set(_TRANSPORT) and _HANDLE_ERRORS.search(error["text"]):
+            hard = (K.CUDA_ECC, K.CUDA_CONTAINED, K.CUDA_ILLEGAL, K.CUDA_MEMORY)
+            if fault not in hard and files & set(_TRANSPORT) and _HANDLE_ERRORS.search(error["text"]):
                 kind = "handle"
             elif fault is K.CUDA_SETUP:
                 kind = "driver"
