@@ -68,7 +68,8 @@ def test_network_warnings(tmp_path: Path, text: str, kind: NetworkKind, device: 
     ],
 )  # fmt: skip
 def test_refusals_at_setup(tmp_path: Path, text: str, kind: str) -> None:
-    (setting,) = of_type(facts_of(tmp_path, f"n1:8:9 [3] misc/x.cc:88 NCCL WARN {text}\n"), SettingSeen)
+    facts = of_type(facts_of(tmp_path, f"n1:8:9 [3] misc/x.cc:88 NCCL WARN {text}\n"), SettingSeen)
+    (setting,) = (fact for fact in facts if fact.name == "setup_refused")
     assert (setting.name, setting.value, setting.speaker.host) == ("setup_refused", kind, "n1")
 
 
