@@ -5,10 +5,14 @@ from pathlib import Path
 from paceline.analysis.facts import (
     BarrierReport,
     DesyncReport,
+    GroupStatus,
     NetworkFailure,
     NetworkKind,
     OperationMismatch,
+    PhaseSeen,
     ProcessEnd,
+    ProcessFault,
+    WorkTimeout,
 )
 from tests.unit.analysis.adapters.reading_lines import facts_of, of_type
 
@@ -55,3 +59,38 @@ def test_a_store_that_is_gone(tmp_path: Path) -> None:
     text = "[rank1]: DistBackendError: by key '0', but store->get('0') got error: Connection reset by peer\n"
     failures = of_type(facts_of(tmp_path, text), NetworkFailure)
     assert [(failure.speaker.rank, failure.kind) for failure in failures] == [(1, NetworkKind.CLOSED)]
+
+
+def test_a_barrier_of_the_store_counts_who_came(tmp_path: Path) -> None:
+    text = (
+        "[rank2]: RuntimeError: Timed out initializing process group in store based barrier on rank: 2, for "
+        "key: store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=0:30:00)\n"
+    )
+    facts = facts_of(tmp_path, text)
+    reports = of_type(facts, BarrierReport)
+    assert [(report.speaker.rank, report.arrived, report.expected) for report in reports] == [(2, 3, 4)]
+    assert of_type(facts, PhaseSeen) == []  # the end of an attempt is no new init
+
+
+def test_a_process_of_multiprocessing(tmp_path: Path) -> None:
+    text = (
+        "-- Process 2 terminated with the following error:\nTraceback (most recent call last):\n"
+        '  File "/a.py", line 1, in main_worker\nKeyError: 1\n'
+    )
+    faults = of_type(facts_of(tmp_path, text), ProcessFault)
+    assert [(fault.speaker.rank, fault.exception) for fault in faults] == [(2, "KeyError")]
+
+
+def test_the_text_of_the_analyser(tmp_path: Path) -> None:
+    text = (
+        "Not all ranks joining collective, sequence number: 9\ngroup info: 0:default_pg\n"
+        "collective: nccl:all_reduce\n"
+        "missing ranks: {2}\nexpected ranks: {0, 1, 2}\n"
+    )
+    facts = facts_of(tmp_path, text)
+    assert [(fact.speaker.rank, fact.enqueued) for fact in of_type(facts, GroupStatus)] == [(2, 8)]
+    waits = of_type(facts, WorkTimeout)
+    assert [(fact.speaker.rank, fact.work.function, fact.work.sequence) for fact in waits] == [
+        (0, "all_reduce", 9),
+        (1, "all_reduce", 9),
+    ]

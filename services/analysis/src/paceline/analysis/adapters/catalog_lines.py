@@ -3,6 +3,7 @@
 from paceline.analysis.adapters.asked_to_end import AskedToEnd
 from paceline.analysis.adapters.dcgm_metrics import DcgmMetrics
 from paceline.analysis.adapters.environment import Environments
+from paceline.analysis.adapters.flight_text import FlightAnalyses
 from paceline.analysis.adapters.gloo import GlooFailures
 from paceline.analysis.adapters.horovod import HorovodStalls
 from paceline.analysis.adapters.host_counters import PortCounters
@@ -60,6 +61,7 @@ LINES: tuple[LineAdapter, ...] = (
     WatchdogsStuck(),
     Mismatches(),
     ModelMismatches(),
+    FlightAnalyses(),
     HorovodStalls(),
     DesyncReports(),
     Barriers(),

@@ -142,6 +142,9 @@ _KINDS = (
 )  # fmt: skip
 
 
+_FAILED = re.compile(r"(?:Error|Exception)\b:|[Tt]imed out")
+
+
 class Phases:
     """Begin or end of a phase, at most one for each line; with its duration where the line says it."""
 
@@ -160,6 +163,8 @@ class Phases:
         for kind in _KINDS:
             if not kind.about.search(text):
                 continue
+            if kind.kind is PhaseKind.INIT and _FAILED.search(text):  # the end of an attempt, not a new one
+                return
             ended = kind.end.search(text) is not None
             if ended or kind.begin.search(text):
                 yield PhaseSeen(

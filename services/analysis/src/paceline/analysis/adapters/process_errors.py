@@ -44,6 +44,7 @@ _OF_PROGRAM = re.compile(  # the program asked for what the driver does not do; 
 )
 _ELASTIC = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d{1,18}) \(local_rank: (?P<local>\d{1,18})\)")
 _CODE = re.compile(r"^\s*exitcode\s*:\s*(?P<code>-?\d{1,18}) \(pid: (?P<pid>\d{1,18})\)")
+_SPAWNED = re.compile(r"^-- Process (?P<index>\d{1,6}) terminated with the following (?:error|exception):")
 _HOSTNAME = re.compile(r"^\s*host\s*:\s*(?P<host>[\w.-]{1,128})")
 _SIGNAL = re.compile(r"Signal (?P<number>\d{1,18}) \(SIG\w+\)")
 _AGENT = re.compile(
@@ -58,15 +59,21 @@ class ProcessFaults:
     name = "process errors"
     needles = (
         "Error", "Exception", "CUDA", "cudaError", "CUBLAS", "HIP", "Traceback", "Interrupt", "Fatal Python",
-        "Segmentation", "aborted by",
+        "Segmentation", "aborted by", "terminated with the following",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._told: Origin | None = None  # the line that a traceback above has already given
+        self._spawned: tuple[Origin, int] | None = None  # multiprocessing names the process in a line above
 
     def read(self, block: Block) -> Iterator[Fact]:
         text = block.line.text[:LOOK_CHARS].strip()
         if block.line.origin == self._told:
+            return
+        if found := _SPAWNED.match(text):
+            self._spawned = (block.line.origin, int(found["index"]))
+            speaker = replace(block.line.speaker, rank=int(found["index"]))
+            yield ProcessEnd(**base_of(block, speaker), exit_code=1, text=text[:500])
             return
         if text[-200:].rstrip().endswith("Traceback (most recent call last):"):
             yield from self._traceback(block)
@@ -85,6 +92,9 @@ class ProcessFaults:
         """The frames belong to the exception line, which is read as such; here they are kept for stacks."""
         frames: list[str] = []
         speaker = block.line.speaker
+        named = speaker
+        if self._spawned and speaker.rank is None and _is_just_before(self._spawned[0], block.line.origin, 2):
+            named = replace(speaker, rank=self._spawned[1])
         for line in block.after:
             if line.speaker.rank not in (None, speaker.rank) or line.speaker.pid not in (None, speaker.pid):
                 continue  # other ranks write between
@@ -95,7 +105,7 @@ class ProcessFaults:
                 kind = cuda_kind(text) or K.EXCEPTION
                 self._told = line.origin
                 yield ProcessFault(
-                    **base_of(block), kind=kind, exception=found["type"], text=text[:500],
+                    **base_of(block, named), kind=kind, exception=found["type"], text=text[:500],
                     frames=tuple(frames[-_FRAMES_MAX:]),
                 )  # fmt: skip
                 return

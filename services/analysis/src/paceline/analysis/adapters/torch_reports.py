@@ -6,11 +6,21 @@ own numbers, which are not the watchdog's sequence numbers.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from paceline.analysis.adapters.functions import function_of
 from paceline.analysis.adapters.model import LOOK_CHARS, Block, base_of
 from paceline.analysis.adapters.torch_watchdog import group_of, speaker_of
-from paceline.analysis.facts import BarrierReport, DesyncReport, Fact, Group, OperationMismatch, Side, Work
+from paceline.analysis.facts import (
+    BarrierReport,
+    DesyncReport,
+    Fact,
+    Group,
+    Line,
+    OperationMismatch,
+    Side,
+    Work,
+)
 
 RANKS_LISTED_MAX = 1 << 20
 _SIDES = re.compile(
@@ -30,7 +40,7 @@ _RANKS = r"\[(?P<ranks>[\d, ]{1,2000})\]"
 _LAGGING = re.compile(
     _RANKS + r" finished collective #(?P<done>\d{1,12}), but didn't join collective #\d{1,12}"
 )
-_JOINED = re.compile(_RANKS + r" joined but didn't finish collective #\d{1,12}")
+_JOINED = re.compile(_RANKS + r" joined but didn't finish collective #(?P<number>\d{1,12})")
 _NEVER = re.compile(r"never joined any collective|didn't join any collective")
 _LISTED = re.compile(r"\[(?P<ranks>[\d, -]{1,2000})\]")
 _LATEST = re.compile(r"^\s*#(?P<number>\d{1,12}) (?P<what>started|finished) ranks:")
@@ -40,6 +50,10 @@ _MISSING = (
     re.compile(r"[Rr]anks? (?P<ranks>\d{1,9}) timed out in monitoredBarrier"),
     re.compile(r"[Rr]anks? \[?(?P<ranks>\d[\d, -]{0,2000})\]? failed to (?:pass|reach|respond)"),
     re.compile(r"[Mm]issing ranks?:? \[?(?P<ranks>\d[\d, -]{0,2000})"),
+)
+_STORE_BARRIER = re.compile(
+    r"Timed out initializing process group in store based barrier on rank: (?P<rank>\d{1,7}), "
+    r"for key: \S{1,80} \(world_size=(?P<expected>\d{1,7}), worker_count=(?P<arrived>\d{1,7})"
 )
 _COORDINATED = re.compile(
     r"tasks? not at the barrier: (?P<ranks>\d[\d, -]{0,20000})|(?P<arrived>\d{1,9})/(?P<expected>\d{1,9}) "
@@ -122,15 +136,18 @@ class DesyncReports:
         lagging: list[int] = []
         stuck: list[int] = []
         never: list[int] = []
-        finished = None
-        for line in [block.line, *block.after]:
+        finished = joined = None
+        ahead: set[int] = set()
+        for at, line in enumerate([block.line, *block.after]):
             if "Snapshot of ranks" in line.text[:LOOK_CHARS]:
+                ahead = _ranks_after(list(block.after)[at:], joined)
                 break
             if found := _LAGGING.search(line.text[:LOOK_CHARS]):
                 lagging += ranks_of(found["ranks"])
                 finished = min(int(found["done"]), int(found["done"]) if finished is None else finished)
             elif found := _JOINED.search(line.text[:LOOK_CHARS]):
                 stuck += ranks_of(found["ranks"])
+                joined = int(found["number"])
             elif _NEVER.search(line.text[:LOOK_CHARS]) and (found := _LISTED.search(line.text[:LOOK_CHARS])):
                 never += ranks_of(found["ranks"])
         yield DesyncReport(
@@ -140,8 +157,21 @@ class DesyncReports:
             finished=finished,
             stuck=tuple(stuck),
             never_joined=tuple(never),
+            ahead=tuple(sorted(ahead - {*lagging, *stuck})),
             text=block.line.text[:LOOK_CHARS],
         )
+
+
+def _ranks_after(lines: list[Line], number: int | None) -> set[int]:
+    """Ranks that the snapshot shows in a later collective."""
+    ranks: set[int] = set()
+    at = 0
+    for line in lines:
+        if found := _LATEST.match(line.text[:LOOK_CHARS]):
+            at = int(found["number"])
+        elif number is not None and at > number and (found := _STANDS.match(line.text[:LOOK_CHARS])):
+            ranks.update(ranks_of(found["ranks"]))
+    return ranks
 
 
 def _different_calls(block: Block) -> Iterator[OperationMismatch]:
@@ -173,7 +203,13 @@ class Barriers:
     """Barriers that list who is missing. Those of coordinators list healthy tasks as well."""
 
     name = "barrier report"
-    needles = ("onitoredBarrier", "not at the barrier", "clients joined", "tasks joined")
+    needles = (
+        "onitoredBarrier",
+        "not at the barrier",
+        "clients joined",
+        "tasks joined",
+        "store based barrier",
+    )
 
     def read(self, block: Block) -> Iterator[Fact]:
         text = block.line.text[:LOOK_CHARS]
@@ -181,6 +217,13 @@ class Barriers:
             return
         missing: tuple[int, ...] = ()
         arrived = expected = None
+        if found := _STORE_BARRIER.search(text):
+            speaker = replace(block.line.speaker, rank=int(found["rank"]))
+            arrived, expected = int(found["arrived"]), int(found["expected"])
+            yield BarrierReport(
+                **base_of(block, speaker), arrived=arrived, expected=expected, text=text[:2000]
+            )
+            return
         if found := _COORDINATED.search(text):
             missing = tuple(ranks_of(found["ranks"] or ""))
             arrived = int(found["arrived"]) if found["arrived"] else None

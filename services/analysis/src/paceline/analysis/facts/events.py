@@ -79,6 +79,7 @@ class DesyncReport(Fact):
     finished: int | None = None
     stuck: tuple[int, ...] = ()  # joined and did not finish
     never_joined: tuple[int, ...] = ()
+    ahead: tuple[int, ...] = ()  # stand in a later one than those that are stuck
     text: str = ""
 
 

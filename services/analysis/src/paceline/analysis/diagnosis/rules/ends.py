@@ -52,6 +52,7 @@ _OWN = (
 _KILLS = {9: "SIGKILL", 7: "SIGBUS", 11: "SIGSEGV", 4: "SIGILL", 8: "SIGFPE"}
 _ASKED = (2, 15)  # interrupt, terminate
 _ASKED_CODES = (130, 143)
+_UNHEARD_SHARE = 3  # complaining ranks for each one of which there is not even a log
 _MOST = 0.5  # of the ranks that speak: they raised the same, the others were ended or cut off
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _GOES_ON_S = 120.0  # of steps after a kill: a job that lost a process has stopped by then
@@ -201,8 +202,10 @@ def connection_closed(case: Case) -> Finding | None:
         return None  # who timed out closed the pair; its waiting is judged elsewhere
     highest = max(case.ranks_named, default=-1)
     gone = set(range(case.world_size or highest + 1)) - complain
-    if not complain or not gone or len(gone) > len(complain):
+    unheard = 1 if gone <= set(case.ranks_named) or case.world_size else _UNHEARD_SHARE
+    if not complain or not gone or len(gone) * unheard > len(complain):
         gone = set()
+    gone = _rank_of_peer(case, closed_gloo, complain) or gone
     roots = (
         rank_roots(gone, "its connections closed")
         if gone
@@ -223,6 +226,13 @@ def connection_closed(case: Case) -> Finding | None:
         f"{ranks_text(list(complain)) if complain else 'others'} lost the connection",
         would_decide=("exit code of the missing process (launcher, dmesg)",),
     )
+
+
+def _rank_of_peer(case: Case, lost: Sequence[GlooFailure], complain: set[int]) -> set[int]:
+    """The only rank at the one address to which all connections closed, where a line says who is there."""
+    addresses = {fact.peer.rpartition(":")[0] for fact in lost if fact.peer}
+    there = {rank for rank, place in case.places.items() if place.host and place.host in addresses}
+    return there if len(addresses) == 1 and len(there) == 1 and not there & complain else set()
 
 
 def ended_alone(case: Case) -> Finding | None:

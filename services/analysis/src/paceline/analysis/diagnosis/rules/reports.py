@@ -27,7 +27,7 @@ def desync_report(case: Case) -> Finding | None:
     """torch's own report; its numbers count from one and are not the watchdog's sequence."""
     reports = [report for report in case.of(DesyncReport) if report.lagging or report.never_joined]
     if not reports:
-        return None
+        return _not_left(case)
     report = min(reports, key=lambda found: found.finished if found.finished is not None else -1)
     lagging = sorted({*report.lagging, *report.never_joined})
     finished = report.finished
@@ -60,6 +60,32 @@ def desync_report(case: Case) -> Finding | None:
         ),
         summary=f"{ranks_text(lagging)} never joined {where}; the others are ahead because they are "
         "queued, not because they differ",
+    )
+
+
+def _not_left(case: Case) -> Finding | None:
+    """A few stand in a collective that the others have left: they did enter it."""
+    report = next((found for found in case.of(DesyncReport) if found.stuck and found.ahead), None)
+    if report is None or len(report.stuck) >= len(report.ahead):
+        return None
+    communicator, operation = main_operation(case)
+    stuck = ranks_text(report.stuck)
+    statement = (
+        f"{stuck} joined a collective and did not finish it; {ranks_text(report.ahead)} stand in a later one"
+    )
+    return Finding(
+        reason="desync_not_left",
+        verdict_class=VerdictClass.H3,
+        sub_reason=SubReason.MISSING_EXIT,
+        roots=rank_roots(report.stuck, "did not leave what the others have left"),
+        victims=report.ahead,
+        communicator=communicator or "default_pg",
+        operation=operation,
+        phase="collective of the desync report",
+        action=Action(ActionKind.COLLECT, stuck, "native stack, state of its GPU, kernel log of its node"),
+        confidence=0.6,
+        grounds=(Ground("desync", statement, (report.origin,)),),
+        summary=statement,
     )
 
 

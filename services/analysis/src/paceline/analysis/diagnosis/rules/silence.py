@@ -133,9 +133,12 @@ def stuck_watchdog(case: Case) -> Finding | None:
 def gloo_late(case: Case) -> Finding | None:
     """A rank timed out in gloo; the peer that it closed the connection of was late."""
     timeouts = [f for f in case.of(GlooFailure) if f.kind is GlooKind.TIMEOUT]
-    waited = {rank for f in timeouts if (rank := case.rank_of(f)) is not None}
-    if not waited:
+    if not any(case.rank_of(f) is not None for f in timeouts):
         return None
+    waited = {rank for f in timeouts if (rank := case.rank_of(f)) is not None}
+    lost = {rank for f in case.of(GlooFailure) if (rank := case.rank_of(f)) is not None}
+    if not set(case.ranks_named) <= lost:  # who lost a connection waited: the one that timed out closed it
+        waited = lost
     heard = set(case.ranks_named)
     everybody = set(range(case.world_size or max(heard) + 1))
     late = everybody - waited

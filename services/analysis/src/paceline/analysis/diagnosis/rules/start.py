@@ -140,15 +140,18 @@ def not_joined(case: Case) -> Finding | None:
     idle = [f.value for f in case.of(SettingSeen) if f.name == "pod_not_started"]
     if idle:
         words += f"; never started: {', '.join(idle[:8])}"
+    came = {rank for report in reports if (rank := case.rank_of(report)) is not None}
+    expected, arrived = (reports[0].expected or 0, reports[0].arrived or 0) if reports else (0, 0)
+    absent = set(range(expected)) - came
+    counted = bool(came) and 0 < len(absent) == expected - arrived  # as many as are missing, and no others
     return Finding(
         reason="not_joined",
         verdict_class=VerdictClass.H1,
         sub_reason=SubReason.BOOTSTRAP,
-        roots=tuple(
-            Blame(RootKind.NONE, name=f"pod {pod}", why="its process never started") for pod in idle[:8]
-        )
+        roots=(rank_roots(absent, "did not join") if counted else ())
+        or tuple(Blame(RootKind.NONE, name=f"pod {pod}", why="its process never started") for pod in idle[:8])
         or (Blame(RootKind.NONE, name="the processes that did not join", why=words),),
-        phase="rendezvous",
+        phase="rendezvous (init, barrier of the store)",
         owner=Owner.FRAMEWORK,
         action=Action(ActionKind.COLLECT, "", "logs of the processes that did not join"),
         confidence=0.5,
