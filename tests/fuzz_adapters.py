@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ from paceline.analysis.adapters.model import (
 )
 from paceline.analysis.adapters.prefixes import read_line
 from paceline.analysis.facts import Fact, Origin, Speaker
+from paceline.contracts.batch import Batch, BatchKind, encode_batch
+from paceline.contracts.recording import RecordKind, encode_record
 
 CASES = Path(__file__).parent / "incidents" / "cases"
 LINE_SECONDS_MAX = 1.0  # processor time for a line of 64 kB and its look-ahead; a quadratic search takes more
@@ -96,6 +99,18 @@ def line_seeds() -> list[str]:
     return [*shapes.values(), *needles]
 
 
+def _recording() -> bytes:
+    batch = Batch(BatchKind.FRAMES, "job", "a1", "n1", 0, 1, 1, 1, 1)
+    head = json.dumps({"version": 1, "recorder": "r", "node": "n1", "segment": 0}).encode()
+    event = json.dumps({"type": "dev.paceline.job.node_recorded.v1", "value": {"job": "job"}}).encode()
+    payloads = [
+        (RecordKind.HEAD, head),
+        (RecordKind.EVENT, event),
+        (RecordKind.BATCH, zlib.compress(encode_batch(batch))),
+    ]
+    return b"".join(encode_record(kind, 1, payload) for kind, payload in payloads)
+
+
 def document_seeds() -> list[bytes]:
     """Documents of the incidents that any adapter recognises, and a small dump as a pickle."""
     seeds = [path.read_bytes() for path in sorted(CASES.rglob("*.json")) if path.stat().st_size < 65_536]
@@ -118,6 +133,7 @@ def document_seeds() -> list[bytes]:
         "entries": [entry, {**entry, "collective_seq_id": 2, "state": "started"}],
     }
     seeds += [pickle.dumps(dump, protocol) for protocol in (2, 4)]
+    seeds.append(_recording())
     operation = {"coll": "AllReduce", "coll_sn": 7, "coll_exec_time_us": 10, "coll_msg_size_bytes": 8}
     header = {"id": "0x7f8c496ae9f661", "rank": 0, "n_ranks": 8}
     seeds.append(

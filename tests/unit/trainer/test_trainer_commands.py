@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.contracts.cli import main
-from paceline.trainer import commands
+from paceline.trainer import commands, recording
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -85,3 +85,43 @@ def test_warnings(tmp_path: Path) -> None:
     plain = tmp_path / "file"
     plain.write_text("")
     assert "is no socket" in commands.warnings({"PACELINE_AGENT_SOCKET": str(plain)})[0]
+
+
+def test_recording_brings_its_own_agent(
+    executed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def start(folder: str, size: str, environment: object) -> str:
+        asked.append((folder, size))
+        return "/run/record.sock"
+
+    monkeypatch.setattr(recording, "start_recorder", start)
+    commands.run(parse("--record", "out", "--record-max", "1G", "--", sys.executable))
+    assert asked == [("out", "1G")]
+    assert executed[0][2]["PACELINE_AGENT_SOCKET"] == "/run/record.sock"
+
+
+def test_what_cannot_be_recorded_runs_all_the_same(
+    executed: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(recording, "entry_points", lambda group: [])
+    commands.run(parse("--record", "out", "--", sys.executable))
+    assert "nothing is recorded: the agent is not installed" in capsys.readouterr().err
+    assert len(executed) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--record-max", "many"), "for example 64M"),
+        (("--record-max", "1M"), "expected at least"),
+        (("--socket", "/x"), "leave --socket out"),
+    ],
+)
+def test_wrong_words_for_a_recording(
+    executed: list[Any], words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.run(parse("--record", "out", *words, "--", sys.executable)) == commands.USAGE
+    assert said in capsys.readouterr().err
+    assert executed == []

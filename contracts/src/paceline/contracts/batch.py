@@ -29,6 +29,7 @@ SECTIONS_MAX = 16
 ROWS_MAX = 200_000
 WIDENED_BYTES_MAX = 8_000_000  # rows of an older writer, zeros added: a few bytes must not claim much memory
 STRING_BYTES_MAX = 255
+PEEK_BYTES = 64 + 4 * STRING_BYTES_MAX
 TEXTS_MAX = 32_768  # strings of senders kept decoded: those of the nodes of the largest jobs
 
 # magic, version, kind, flags, crc32, shard, shards, seq, sampled_ns, sampled_unix_ns,
@@ -371,6 +372,24 @@ def decode_batch(data: bytes) -> Batch:
         chunks=chunks,
     )
     return batch
+
+
+def peek_identity(data: bytes) -> tuple[BatchKind, str, str, str]:
+    """Kind, job, attempt and node of a batch of which `data` are at least the first PEEK_BYTES bytes.
+
+    BatchError where they do not begin one; the checksum is not looked at.
+    """
+    if len(data) < _HEADER.size:
+        raise BatchError(f"length {len(data)}, expected at least {_HEADER.size} bytes")
+    fields = _HEADER.unpack_from(data)
+    if fields[:2] != (MAGIC, VERSION):
+        raise BatchError(f"magic and version {fields[:2]}, expected {(MAGIC, VERSION)}")
+    kind = _BATCH_KINDS.get(fields[2])
+    if kind is None:
+        raise BatchError(f"kind {fields[2]}, expected one of {[k.value for k in BatchKind]}")
+    lengths = fields[-4:]
+    job, attempt, node, _ = _unpack_texts(data[_HEADER.size : _HEADER.size + sum(lengths)], *lengths)
+    return kind, job, attempt, node
 
 
 def _pack_text(name: str, text: str) -> bytes:

@@ -4,7 +4,7 @@ import resource
 from collections import Counter
 
 from paceline.agent.delivery import Deliverer, Event, EventQueue, Frame, FrameQueue, Publisher
-from paceline.agent.disk_ring import DiskRing
+from paceline.agent.disk_ring import DiskRing, Ring
 from paceline.agent.event_file import EventFile
 from paceline.agent.gpu import GpuStatus, read_gpus
 from paceline.agent.graves import GravesFile
@@ -39,12 +39,13 @@ class AgentApp:
         *,
         proc: ProcReader | None = None,
         page_opener: OpenPage = open_page,
+        ring: Ring | None = None,
     ) -> None:
         self.drops: Counter[str] = Counter()
         self._settings = settings
         self._clock = clock
         self._publisher = publisher
-        self._ring = DiskRing(settings.state_dir / "ring", settings.ring_bytes_max, self.drops)
+        self._ring = ring or DiskRing(settings.state_dir / "ring", settings.ring_bytes_max, self.drops)
         self._events = EventQueue(self.drops)
         self._frames = FrameQueue(self._ring, self.drops, settings.memory_bytes_max)
         self._deliverer = Deliverer(publisher, self._events, self._frames, self.drops)

@@ -31,11 +31,20 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.add_argument("--socket", type=Path, metavar="PATH", help="PACELINE_AGENT_SOCKET")
     parser.add_argument("--node", help="name of this machine (default: its host name)")
     parser.add_argument("--interval", type=float, metavar="S", help="seconds between samples, 0.1 to 10")
+    parser.add_argument(
+        "--record", type=Path, metavar="DIR", help="write files for `paceline diagnose DIR`; no Kafka"
+    )
+    parser.add_argument("--record-max", default="64M", metavar="SIZE", help="of this node (default 64M)")
+    parser.add_argument("--follow", type=int, default=0, help=argparse.SUPPRESS)  # pid; for `paceline run`
+    parser.add_argument("--follow-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT; 1 where the agent cannot run, 2 for a wrong setting."""
+    if arguments.record is not None:
+        return _record(arguments)
     from paceline.agent.settings import AgentSettings
     from paceline.runtime.local import find_bootstrap, find_command_key
     from paceline.runtime.logging import configure_logging
@@ -69,6 +78,27 @@ def run(arguments: argparse.Namespace) -> int:
     except AppFailed as error:
         return _fail(str(error), 1)
     return 0
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from paceline.agent.recording import Request, record, say
+    from paceline.agent.settings import AgentSettings
+    from paceline.contracts.recording import RECORDING_BYTES_MIN
+    from paceline.contracts.sizes import parse_size
+    from paceline.runtime.logging import configure_logging
+    from paceline.runtime.settings import LogSettings, SettingsError, load_settings
+
+    named = {"socket": arguments.socket, "node": arguments.node, "interval_s": arguments.interval}
+    if arguments.follow:
+        named["state_dir"] = arguments.socket.parent  # of this command alone, and gone with it
+    try:
+        bytes_max = parse_size(arguments.record_max, RECORDING_BYTES_MIN)
+        settings = load_settings(AgentSettings, **{k: v for k, v in named.items() if v is not None})
+        configure_logging(load_settings(LogSettings, **({"level": "error"} if arguments.follow else {})))
+    except (SettingsError, ValueError) as error:
+        return _fail(str(error), 2)
+    request = Request(arguments.record, bytes_max, arguments.follow, arguments.follow_fd, arguments.ready_fd)
+    return record(settings, request, say)
 
 
 async def _serve(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.agent.disk_ring import DiskRing, Position
+from paceline.agent.disk_ring import Position, Ring
 from paceline.contracts.commands import CommandResult
 from paceline.contracts.events import EventType
 from paceline.contracts.evidence import EvidencePart
@@ -117,7 +117,7 @@ class Entry:
 class FrameQueue:
     """Frames in order: the newest in memory, older ones on disk, the oldest dropped and counted."""
 
-    def __init__(self, ring: DiskRing, drops: Counter[str], memory_bytes_max: int) -> None:
+    def __init__(self, ring: Ring, drops: Counter[str], memory_bytes_max: int) -> None:
         self._ring = ring
         self._drops = drops
         self._memory_bytes_max = memory_bytes_max

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 _RECORD = struct.Struct("<II")
 _CURSOR = struct.Struct("<QQ")
@@ -26,6 +27,46 @@ class Position:
 
     segment: int
     offset: int
+
+
+class Ring(Protocol):
+    """Where frames wait beside memory; nothing here raises."""
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def append(self, body: bytes) -> Position | None: ...
+
+    def read(self, position: Position) -> bytes | None: ...
+
+    def positions(self, after: Position | None) -> Iterator[tuple[Position, int]]: ...
+
+    def load_cursor(self) -> Position | None: ...
+
+    def save_cursor(self, position: Position) -> None: ...
+
+
+class NoRing:
+    """Keeps nothing: where the publisher writes to disk itself."""
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def append(self, body: bytes) -> Position | None:
+        return None
+
+    def read(self, position: Position) -> bytes | None:
+        return None
+
+    def positions(self, after: Position | None) -> Iterator[tuple[Position, int]]:
+        return iter(())
+
+    def load_cursor(self) -> Position | None:
+        return None
+
+    def save_cursor(self, position: Position) -> None: ...
 
 
 class DiskRing:

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from paceline.contracts.agent_socket import SOCKET_VARIABLE, default_socket_path
+from paceline.contracts.recording import RECORDING_BYTES_MIN
+from paceline.contracts.sizes import parse_size
 
 EPILOG = """\
 examples:
   paceline run -- python train.py
   paceline run --name llama-7b -- torchrun --nproc-per-node 8 train.py
+  paceline run --record DIR -- torchrun ...      no platform: then `paceline diagnose DIR`
 """
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
@@ -33,6 +36,12 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     parser.add_argument("--name", help="what people call the job")
     parser.add_argument("--socket", metavar="PATH", help="socket of the agent on this node")
+    parser.add_argument(
+        "--record", metavar="DIR", help="no platform: keep samples in DIR, one file a node, for diagnose"
+    )
+    parser.add_argument(
+        "--record-max", metavar="SIZE", default="64M", help="of each node; the oldest go (default 64M)"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run, after --")
     parser.set_defaults(run=run)
 
@@ -48,8 +57,20 @@ def run(arguments: argparse.Namespace) -> int:
     if shutil.which(command[0]) is None:
         say(f"{command[0]!r} was not found on PATH and is not an executable file")
         return NOT_FOUND
-    environment = run_environment(os.environ, arguments.job_id, arguments.name, arguments.socket)
-    for warning in warnings(environment):
+    socket_path = arguments.socket
+    if arguments.record is not None:
+        if socket_path is not None:
+            say("--record brings an agent of its own; leave --socket out")
+            return USAGE
+        try:
+            parse_size(arguments.record_max, RECORDING_BYTES_MIN)
+        except ValueError as error:
+            say(f"--record-max: {error}")
+            return USAGE
+        socket_path = _record(arguments)
+    environment = run_environment(os.environ, arguments.job_id, arguments.name, socket_path)
+    own = arguments.record is not None and socket_path is not None  # it listens, or will in a moment
+    for warning in warnings(environment, own_agent=own):
         say(warning)
     sys.stderr.flush()
     try:
@@ -57,6 +78,18 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         say(f"{command[0]!r} could not be started: {error.strerror}")
         return NOT_EXECUTABLE
+
+
+def _record(arguments: argparse.Namespace) -> str | None:
+    """The socket of the agent that records; None, and said why, where there is none: the job runs all the
+    same."""
+    from paceline.trainer.recording import NotRecorded, start_recorder
+
+    try:
+        return start_recorder(arguments.record, arguments.record_max, os.environ)
+    except (NotRecorded, OSError) as error:
+        say(f"nothing is recorded: {error}")
+        return None
 
 
 def say(text: str) -> None:
@@ -77,7 +110,14 @@ def run_environment(
     return changed
 
 
-def warnings(environment: Mapping[str, str]) -> list[str]:
+def _no_agent(path: str, error: OSError) -> str:
+    return (
+        f"no agent at {path} ({error.strerror}); the job runs and is observed as soon as one listens there"
+        " (start it with: paceline agent)"
+    )
+
+
+def warnings(environment: Mapping[str, str], *, own_agent: bool = False) -> list[str]:
     """What will keep the job from being observed; it runs all the same."""
     found = []
     path = environment[SOCKET_VARIABLE]
@@ -85,10 +125,8 @@ def warnings(environment: Mapping[str, str]) -> list[str]:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             found.append(f"{path} is no socket; expected the agent's socket")
     except OSError as error:
-        found.append(
-            f"no agent at {path} ({error.strerror}); the job runs and is observed as soon as one listens"
-            " there (start it with: paceline agent)"
-        )
+        if not own_agent:
+            found.append(_no_agent(path, error))
     if environment.get("PACELINE_DISABLED", "0") not in ("", "0"):
         found.append("PACELINE_DISABLED is set: the job is not observed")
     if environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":

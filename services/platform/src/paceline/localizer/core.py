@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.analysis import BundleError, JobEvidence, JudgePolicy, dump_bundle
+from paceline.analysis.episodes import Episode, EpisodePolicy, Publish, after_progress, decide
 from paceline.analysis.judge import explain
 from paceline.contracts.batch import Batch, BatchFlag, BatchKind
 from paceline.contracts.ids import derived_id
 from paceline.contracts.registry import HealthEvent, HealthKind
 from paceline.contracts.scaling import ScalingRecord
 from paceline.contracts.verdicts import EVIDENCE_BUNDLE_BYTES_MAX, VerdictRecord
-from paceline.localizer.episodes import Episode, EpisodePolicy, Publish, after_progress, decide
 from paceline.localizer.memory import AttemptMemory, Memory, MemoryBounds, Registry
 from paceline.localizer.published import EPISODES_MAX, PublishedVerdicts
 from paceline.localizer.scaling import ScalingWatch

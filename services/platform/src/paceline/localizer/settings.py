@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from paceline.analysis import JudgePolicy
-from paceline.localizer.episodes import EpisodePolicy
+from paceline.analysis.episodes import EpisodePolicy
 from paceline.localizer.memory import MemoryBounds
 from paceline.runtime.settings import Count, KafkaSettings, Seconds
 

@@ -18,8 +18,9 @@ def _documents() -> Iterator[DocumentAdapter]:
     from paceline.analysis.adapters.json_documents import JsonDocuments
     from paceline.analysis.adapters.nccl_profiles import NcclProfiles
     from paceline.analysis.adapters.nccl_ras_json import RasJson
+    from paceline.analysis.adapters.recording import Recordings
 
-    yield from (IncidentBundles(), IncidentParts(), LiveEvidences())
+    yield from (IncidentBundles(), IncidentParts(), LiveEvidences(), Recordings())
     yield from (CollectedProcesses(), FlightJson(), RasJson(), NcclProfiles())
     yield JsonDocuments()  # last of all: every other JSON document is asked for first
 

@@ -43,11 +43,13 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Source:
-    """One input. `open` may be called once; `size` is that on disk, 0 where not known."""
+    """One input. `open` may be called once; `size` is that on disk, 0 where not known; `path` where it can
+    be read again, None where it is packed."""
 
     name: str
     stream: IO[bytes]
     size: int = 0
+    path: str | None = None
 
     def read_all(self) -> bytes:
         """Up to DOCUMENT_BYTES_MAX bytes. Raises `UnusableInput` where there are more."""
@@ -100,14 +102,16 @@ def _from_file(path: str, name: str, skipped: Skipped) -> Iterator[Source]:
             skipped.add(name, "not a regular file")
             return
         with open(path, "rb") as stream:
-            yield from _opened(name, stream, about.st_size, 0, skipped)
+            yield from _opened(name, stream, about.st_size, 0, skipped, path)
     except FileNotFoundError:  # a link to nothing, or gone since the folder was listed
         skipped.add(name, "not a regular file")
     except OSError as error:
         skipped.add(name, error.strerror or str(error))
 
 
-def _opened(name: str, stream: IO[bytes], size: int, depth: int, skipped: Skipped) -> Iterator[Source]:
+def _opened(
+    name: str, stream: IO[bytes], size: int, depth: int, skipped: Skipped, path: str | None = None
+) -> Iterator[Source]:
     """The source itself, or what is inside where it is compressed or an archive."""
     buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)  # type: ignore[type-var]
     head = buffered.peek(512)[:512]
@@ -121,7 +125,7 @@ def _opened(name: str, stream: IO[bytes], size: int, depth: int, skipped: Skippe
         elif head.startswith(_ZIP) and b"/data.pkl" not in head and depth < DEPTH_MAX:
             yield from _zip(name, buffered, depth, skipped)
         else:
-            yield Source(name, buffered, size)
+            yield Source(name, buffered, size, path)
     except (OSError, EOFError, ValueError) as error:
         skipped.add(name, f"damaged or cut: {error}")
     except Exception as error:

@@ -49,10 +49,14 @@ class LineAdapter(Protocol):
 
 @dataclass(frozen=True)
 class Document:
-    """A whole small or binary input. `name` is its path as given, for origins and rank hints only."""
+    """A whole small or binary input. `name` is its path as given, for origins and rank hints only.
+
+    `path` is where it can be read again; None inside archives and of standard input.
+    """
 
     name: str
     content: bytes
+    path: str | None = None
 
 
 class DocumentAdapter(Protocol):

@@ -111,7 +111,7 @@ def _read_source(source: Source, adapters: Adapters, reading: Reading) -> int:
     head = _peek(source.stream)
     binary = b"\x00" in head[:4096] or head[:1] == b"\x80"  # pickles begin with 0x80
     if binary or len(head) < _HEAD_BYTES or source.size <= DOCUMENT_TEXT_MAX:
-        document = Document(source.name, source.read_all())
+        document = Document(source.name, source.read_all(), source.path)
         for adapter in adapters.documents:
             if adapter.recognise(document):
                 found = reading.add(adapter.name, adapter.read(document))

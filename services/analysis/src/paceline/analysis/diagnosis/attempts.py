@@ -27,6 +27,7 @@ from paceline.analysis.facts import (
     ProcessEnd,
     ProcessFault,
     ProgressSeen,
+    RecordedSamples,
     SettingSeen,
     WorkTimeout,
 )
@@ -49,19 +50,45 @@ class _File:
 def split_attempts(facts: Iterable[Fact]) -> list[Case]:
     """One case for each attempt, oldest first; at least one."""
     everything = list(facts)
+    recorded = [fact for fact in everything if isinstance(fact, RecordedSamples)]
+    if recorded:
+        return _with_recorded([f for f in everything if not isinstance(f, RecordedSamples)], recorded)
+    parts = _split(everything, 0)
+    return [Case(part, number, len(parts)) for number, part in enumerate(parts)]
+
+
+def _with_recorded(others: list[Fact], recorded: list[RecordedSamples]) -> list[Case]:
+    """Recordings name their attempts; logs are aligned with them at the last."""
+    from paceline.analysis.diagnosis.recorded import memberships, number_attempts
+
+    numbers = number_attempts(recorded)
+    parts = _split(others, max(numbers.values()))
+    shift = len(parts) - 1 - max(numbers.values())
+    mine: dict[int, list[RecordedSamples]] = defaultdict(list)
+    for fact in recorded:
+        number = numbers[fact.job, fact.run] + shift
+        mine[number].append(replace(fact, attempt=number))
+    for number, samples in mine.items():
+        parts[number] += [*samples, *(replace(each, attempt=number) for each in memberships(samples))]
+    return [Case(part, number, len(parts)) for number, part in enumerate(parts)]
+
+
+def _split(everything: list[Fact], last_min: int) -> list[list[Fact]]:
+    """The facts of each attempt, oldest first; of at least `last_min` + 1."""
     files: dict[str, _File] = defaultdict(_File)
     numbers: list[int] = []
     for fact in everything:
         numbers.append(max(fact.attempt, _advance(files[fact.origin.file], fact)))
     last = max((state.attempt for state in files.values()), default=0)
+    last = max(last, last_min)
     if last == 0:
-        return [Case(everything)]
+        return [everything]
     begins = _begins(everything, numbers, files, last)
     parts: dict[int, list[Fact]] = defaultdict(list)
     for fact, number in zip(everything, numbers, strict=True):
         mine = _attempt_of(fact, number, files[fact.origin.file].attempt, last, begins)
         parts[mine].append(replace(fact, attempt=mine) if fact.attempt != mine else fact)
-    return [Case(parts.get(number, []), number, last + 1) for number in range(last + 1)]
+    return [parts.get(number, []) for number in range(last + 1)]
 
 
 def _advance(state: _File, fact: Fact) -> int:

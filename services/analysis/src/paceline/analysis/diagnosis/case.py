@@ -87,6 +87,7 @@ class Case:
     def __init__(self, facts: Sequence[Fact], attempt: int = 0, attempts: int = 1) -> None:
         self.facts = tuple(placed(facts))
         self.attempt, self.attempts = attempt, attempts
+        self.memo: dict[str, object] = {}  # what several rules need and is dear to find
         self._by_kind: dict[type[Fact], list[Fact]] = defaultdict(list)
         for fact in self.facts:
             self._by_kind[type(fact)].append(fact)

@@ -11,7 +11,7 @@ from paceline.analysis.diagnosis.case import Case
 from paceline.analysis.diagnosis.flight_fold import FoldAsRead
 from paceline.analysis.diagnosis.rules import decide
 from paceline.analysis.diagnosis.rules.finding import Finding, complaining
-from paceline.analysis.facts import FlightDump
+from paceline.analysis.facts import FlightDump, RecordedSamples
 from paceline.contracts.verdicts import VICTIMS_MAX, Coverage, VerdictClass
 
 NOTES_MAX = 50
@@ -84,7 +84,7 @@ def _victims(case: Case, finding: Finding) -> tuple[int, ...]:
 
 
 def _seen(case: Case, reading: Reading, coverage: Coverage | None) -> Seen:
-    notes = [*reading.skipped.notes]
+    notes = [*reading.skipped.notes, *_of_recordings(case)]
     notes += [f"{name}: nothing recognised" for name in reading.unread]
     if reading.facts_dropped:
         notes.append(f"{reading.facts_dropped} facts beyond the bound were dropped")
@@ -102,3 +102,11 @@ def _seen(case: Case, reading: Reading, coverage: Coverage | None) -> Seen:
         files_skipped=reading.skipped.files,
         notes=tuple(notes[:NOTES_MAX]),
     )
+
+
+def _of_recordings(case: Case) -> tuple[str, ...]:
+    if not case.of(RecordedSamples):
+        return ()
+    from paceline.analysis.diagnosis.rules import recorded
+
+    return recorded.notes(case)

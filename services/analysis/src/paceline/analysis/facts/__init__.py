@@ -32,6 +32,7 @@ from paceline.analysis.facts.progress import (
     WatchdogStuck,
     WorkTimeout,
 )
+from paceline.analysis.facts.recorded import RecordedEvent, RecordedSamples
 
 __all__ = [
     "BarrierReport",
@@ -62,6 +63,8 @@ __all__ = [
     "ProcessFaultKind",
     "ProgressSeen",
     "PublishedVerdict",
+    "RecordedEvent",
+    "RecordedSamples",
     "SampleRow",
     "SettingSeen",
     "Side",

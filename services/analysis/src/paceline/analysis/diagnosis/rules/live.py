@@ -14,7 +14,7 @@ from paceline.analysis.diagnosis.case import Case
 from paceline.analysis.diagnosis.rules.finding import Finding
 from paceline.analysis.diagnosis.rules.judged import blame
 from paceline.analysis.facts import IncidentSeen, LiveEvidence, PublishedVerdict, StackSeen
-from paceline.analysis.judge import explain
+from paceline.analysis.judge import Judgement, explain
 from paceline.contracts.verdicts import Verdict, VerdictClass
 
 STACKS_MAX = 4
@@ -34,6 +34,16 @@ def judged_again(case: Case) -> Finding | None:
     judged = load_judged(newest.packed)
     judgement = explain(judged.evidence, judged.policy)
     verdict = judgement.verdict
+    grounds = (
+        *_compared(verdict, seen, published.get(newest.sha256), newest, whole=judged.is_whole),
+        *(Ground(each.rule, each.statement, (newest.origin,), each.supports) for each in verdict.evidence),
+    )
+    return finding_of(case, judgement, grounds)
+
+
+def finding_of(case: Case, judgement: Judgement, grounds: tuple[Ground, ...]) -> Finding:
+    """What the engine says of live samples, in its own classes."""
+    verdict = judgement.verdict
     operation = verdict.operation
     return Finding(
         reason=judgement.reason,
@@ -46,13 +56,7 @@ def judged_again(case: Case) -> Finding | None:
         owner=verdict.owner,
         action=verdict.action,
         confidence=verdict.confidence,
-        grounds=(
-            *_compared(verdict, seen, published.get(newest.sha256), newest, whole=judged.is_whole),
-            *(
-                Ground(each.rule, each.statement, (newest.origin,), each.supports)
-                for each in verdict.evidence
-            ),
-        ),
+        grounds=grounds,
         summary=verdict.summary,
         would_decide=(verdict.would_decide,) if verdict.would_decide else (),
         coverage=verdict.coverage,

@@ -30,6 +30,7 @@ from paceline.analysis.diagnosis.rules import (
     outside_end,
     ports,
     refusals,
+    recorded,
     reported,
     reports,
     resources,
@@ -51,6 +52,8 @@ RULES: tuple[Rule, ...] = (
     hardware.first_event,
     hardware.device_fault,
     degraded.booted,
+    # live samples
+    recorded.decided,
     # start
     start.endpoints_differ,
     meeting.launch_failed,
@@ -132,12 +135,15 @@ RULES: tuple[Rule, ...] = (
     input_bound.waits_for_input,
     settings.bandwidth_collapse,
     settings.spinning,
+    recorded.past,
     # nothing wrong
     counts.one_apart,
     calm.announced,
     calm.cancelled,
     calm.steady,
+    recorded.undecided,
     judged.dumps_undecided,
+    recorded.calm,
 )
 
 
@@ -160,12 +166,13 @@ OUTSPOKEN: tuple[Rule, ...] = (
 
 
 def decide_in_order(case: Case) -> Finding:
-    """The finding of the first rule that has one; live evidence is judged again before all of them, and
-    the files beside it add what they say themselves."""
+    """The finding of the first rule that has one; live evidence is judged again before all of them. To what
+    live samples say the files beside them add what they say themselves."""
     found = live.judged_again(case)
     if found is not None:
         return live.add_files(case, found, _first(OUTSPOKEN, case))
-    return _first(RULES, case) or calm.undecided(case)
+    decided = _first(RULES, case) or calm.undecided(case)
+    return decided if decided.coverage is None else live.add_files(case, decided, _first(OUTSPOKEN, case))
 
 
 def _first(rules: tuple[Rule, ...], case: Case) -> Finding | None:
