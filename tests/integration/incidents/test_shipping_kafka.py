@@ -20,7 +20,8 @@ from sqlalchemy import text
 from paceline.agent.app import AgentApp
 from paceline.agent.evidence import EvidenceApp, make_agent
 from paceline.agent.settings import AgentSettings
-from paceline.analysis import commands, dump_bundle, judge, load_judged
+from paceline.analysis import commands, dump_bundle, load_judged
+from paceline.analysis.judge import judge
 from paceline.api.app import create_app
 from paceline.api.first_token import ensure_first_token
 from paceline.api.services import Services, Streams
