@@ -192,6 +192,16 @@ class TestReading:
         assert [origin.node for origin in run.origins] == ["n0", "n1", "n3", "n5"]
         assert others == [2, 4]
 
+    @pytest.mark.parametrize("missing", range(1, 10))
+    def test_a_record_cut_in_its_section_table_leaves_alone(self, missing: int) -> None:
+        """The checksum fits: written so by somebody, not torn on its way."""
+        values = self.values(3)
+        cut = values[1][: 64 + 4 + 8 - missing]
+        values[1] = cut[:8] + zlib.crc32(cut[64:]).to_bytes(4, "little") + cut[12:]
+        run, others = RunReader().read(values)
+        assert others == [1]
+        assert run.plain.all()
+
     @pytest.mark.parametrize("at", range(64 + 3 + 8))
     def test_no_more_is_taken_than_one_by_one(self, at: int) -> None:
         """Every byte of the header, the texts and the section table, with a checksum that fits."""

@@ -42,6 +42,7 @@ _HEAD = np.dtype(
     }
 )  # fmt: skip
 _NOWHERE = slice(0, 0)
+_NO_SIZE = -(1 << 40)  # of rows; a record cut in its section table lacks a few bytes
 _PLAIN = (RowKind.PROCESS, RowKind.STATE, RowKind.ROUND)
 _SECTION = np.dtype([("code", "<u2"), ("row_bytes", "<u2"), ("rows", "<u4")])
 
@@ -150,7 +151,7 @@ class RunReader:
         layouts = self._find_layouts(values, middles, starts)
         sizes = np.array(list(map(len, values)), np.int64)
         good = _acceptable(heads, sizes)
-        good &= sizes - rows_from == [-1 if one is None else one.row_bytes for one in layouts]
+        good &= sizes - rows_from == [_NO_SIZE if one is None else one.row_bytes for one in layouts]
         if None in origins:
             good &= [one is not None for one in origins]
         good &= heads["crc"] == np.frombuffer(self._checksums(values, _HEAD_BYTES), "<u4")
