@@ -3,16 +3,23 @@
 import asyncio
 import json
 import os
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from paceline.agent.delivery import Event, Frame, PublishError
+from paceline.agent.delivery import Event, Frame, PublishError, PublishRejected
 from paceline.agent.recorder import Recorder, RecordingError
 from paceline.contracts.events import EventType
-from paceline.contracts.recording import RECORDING_BYTES_MIN, Damage, RecordKind, scan_records
+from paceline.contracts.recording import (
+    PAYLOAD_BYTES_MAX,
+    RECORDING_BYTES_MIN,
+    Damage,
+    RecordKind,
+    scan_records,
+)
 from paceline.contracts.registry import HealthEvent, HealthKind, NodeRecord
 from paceline.contracts.topics import HEALTH, JOBS
 from paceline.runtime.clock import ManualClock
@@ -152,3 +159,52 @@ def test_a_folder_that_cannot_be_is_named(tmp_path: Path, clock: ManualClock) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordingError, match="give a folder that this user may write into"):
         Recorder(tmp_path / "file", "n1", RECORDING_BYTES_MIN, clock).open()
+
+
+async def test_the_end_comes_behind_a_write_that_is_slow(
+    make: MakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = make()
+    going, real = threading.Event(), os.pwrite
+
+    def slow(fd: int, data: bytes, offset: int) -> int:
+        going.wait(5)
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await recorder.publish([frame(1000)])
+    threading.Timer(0.05, going.set).start()
+    recorder.close("test")
+    kinds = [kind for kind, _ in read(files(tmp_path)[0])]
+    assert kinds == [RecordKind.HEAD, RecordKind.BATCH, RecordKind.END]
+
+
+async def test_a_file_that_cannot_be_closed_is_left(
+    make: MakeRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system refuses at the end; the number of the file is another's from then on."""
+    recorder, real = make(), os.close
+
+    def refuse(fd: int) -> None:
+        real(fd)
+        raise OSError(122, "Disk quota exceeded")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", refuse)
+        for _ in range(6):
+            await recorder.publish([frame()])
+        recorder.close("test")
+    assert len(files(tmp_path)) == 2
+    assert recorder.drops["record_disk"] == 2
+
+
+def test_a_file_that_somebody_has_just_removed_is_no_failure(make: MakeRecorder, tmp_path: Path) -> None:
+    (tmp_path / "paceline-n1-20260101T000000-1-abcd.000000.plrec").symlink_to("gone")
+    make()
+
+
+async def test_a_record_too_large_to_be_read_back_is_refused(make: MakeRecorder) -> None:
+    with pytest.raises(PublishRejected, match="expected at most"):
+        await make().publish([frame(PAYLOAD_BYTES_MAX + 1)])

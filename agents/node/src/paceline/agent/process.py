@@ -106,10 +106,11 @@ class ProcReader:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when `pid` ends; None where the kernel refuses."""
+    """A descriptor that becomes readable when `pid` ends; None where the kernel refuses or Python was built
+    without it."""
     try:
         return os.pidfd_open(pid)
-    except OSError:
+    except (AttributeError, OSError):
         return None
 
 

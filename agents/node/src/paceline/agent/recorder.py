@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from paceline.agent.delivery import Event, Frame, PublishError
+from paceline.agent.delivery import Event, Frame, PublishError, PublishRejected
 from paceline.contracts.recording import RECORDING_BYTES_MIN, SUFFIX, VERSION, RecordKind, encode_record
 from paceline.contracts.schemas import dump_json
 from paceline.contracts.topics import HEALTH
@@ -28,6 +28,7 @@ SEGMENTS = 8  # dropping the oldest drops an eighth
 REGISTERED_MAX = 16_384  # records of the registry that each segment begins with
 HEALTH_MAX = 256
 SYNC_S = 5.0  # for machines that read the same folder over the network, and for a node that loses power
+CLOSE_S_MAX = 5.0  # for the write before and the last record
 IN_USE_S = 60.0  # a file of another agent of this node that was written so recently is not removed
 _NAME = re.compile(r"paceline-(.+)-\d{8}T\d{6}-[0-9a-f]+-[0-9a-f]{4}\.\d{6}" + re.escape(SUFFIX))
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
@@ -107,13 +108,18 @@ class Recorder:
     async def stop(self) -> None: ...
 
     def close(self, reason: str) -> None:
-        """Say that the recording ends here, and why. Never raises."""
+        """Say that the recording ends here, and why, behind a write that is under way. Never raises."""
         try:
-            self._write([self._json(RecordKind.END, {"reason": reason})])
-        except OSError:
+            self._thread.submit(self._end, reason).result(CLOSE_S_MAX)
+        except (OSError, RuntimeError):  # the folder hangs or refuses; closed before
             self.drops["record_end"] += 1
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._finish()
+
+    def _end(self, reason: str) -> None:
+        try:
+            self._write([self._json(RecordKind.END, {"reason": reason})])
+        finally:
+            self._finish()
 
     async def publish(self, records: Sequence[Event | Frame]) -> None:
         """Append `records`; they are in the system's hands when this returns.
@@ -130,6 +136,8 @@ class Recorder:
             await asyncio.shield(self._running)
         except OSError as error:
             raise PublishError(f"cannot write into {self.folder}: {error}") from error
+        except ValueError as error:
+            raise PublishRejected(str(error)) from error
 
     def _append(self, records: Sequence[Event | Frame], counts: dict[str, int]) -> None:
         encoded = [self._encode(record) for record in records]
@@ -196,9 +204,12 @@ class Recorder:
         return segment
 
     def _finish(self) -> None:
-        if self._segment is not None:
-            os.close(self._segment.fd)
-            self._segment = None
+        segment, self._segment = self._segment, None  # whatever close says, the number is another's now
+        if segment is not None:
+            try:
+                os.close(segment.fd)
+            except OSError:  # a network file system tells here what it could not write
+                self.drops["record_disk"] += 1
 
     def _make_room(self) -> None:
         """Remove the oldest recordings of this node until a whole segment fits below the bound."""
@@ -207,7 +218,10 @@ class Recorder:
             for entry in entries:
                 match = _NAME.fullmatch(entry.name)
                 if match is not None and match[1] == self._safe_node:
-                    info = entry.stat()
+                    try:
+                        info = entry.stat()
+                    except OSError:  # another agent has just made room
+                        continue
                     mine.append((info.st_mtime, entry.name, info.st_size))
         total = sum(size for _, _, size in mine) + self._bytes_max // SEGMENTS
         for changed_s, name, size in sorted(mine):

@@ -44,8 +44,8 @@ def start_recorder(folder: str, size: str, environment: Mapping[str, str]) -> st
     try:
         # A number may be given to another process; this is the command, however late the agent looks.
         given["--follow-fd"] = os.pidfd_open(os.getpid())
-    except OSError:
-        pass  # the kernel refuses: the agent goes by number and start
+    except (AttributeError, OSError):
+        pass  # Python was built without it, or the kernel refuses: the agent goes by number and start
     try:
         more = [word for name, fd in given.items() for word in (name, str(fd))]
         start_apart([*words, *more], agent_environment(environment), tuple(given.values()))
@@ -76,7 +76,10 @@ def start_apart(words: Sequence[str], environment: Mapping[str, str], fds: Seque
     """Run `words` as a grandchild in a session of its own, with `fds`; stdout and stdin are closed to it."""
     child = os.fork()
     if child:
-        os.waitpid(child, 0)
+        try:
+            os.waitpid(child, 0)
+        except ChildProcessError:
+            pass  # SIGCHLD is ignored here: the kernel has taken its status
         return
     try:
         os.setsid()
