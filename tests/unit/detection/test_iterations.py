@@ -1,9 +1,12 @@
 """Windows of iterations: what is summed, what stands for what, what is left out, and the bounds."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from paceline.analysis.detection import iterations as module
+from paceline.analysis.detection.iteration_window import CELLS_MAX
 from paceline.analysis.detection.iterations import IterationWatch
 from paceline.analysis.detection.members import Members
 from paceline.contracts.batch import (
@@ -190,3 +193,37 @@ def test_marks_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
         watch.take(batch_of("n0", second, [round_rows(0, second, [1])[:0]]))
     assert len(watch._marks) <= 21
     assert watch.take_dropped() > 0
+
+
+def test_rounds_of_one_step_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_MAX", 100)
+    monkeypatch.setattr(module, "PENDING_BYTES_MAX", 1)
+    watch = IterationWatch()
+    for second in range(1, 100):
+        rows = round_rows(0, 1, [1] * 10)
+        rows["round"] += second * 10
+        watch.take(batch_of("n0", second, [rows]))
+    assert len(watch._least) <= 110
+    assert watch.take_dropped() > 0
+
+
+@pytest.mark.parametrize("field", ["rank", "comm"])
+def test_a_node_that_names_another_rank_and_step_in_each_row_claims_bounded_memory(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks times steps: 900,000 bytes could ask for half a gigabyte, a minute of them for all there is."""
+    count = 3000
+    rows = round_rows(0, 1, [1] * (3 * count))
+    rows[field] = np.tile(np.arange(count), 3)
+    rows["step"] = np.concatenate([np.arange(count), np.full(count, 5000), np.full(count, 6000)])
+    watch, tables = IterationWatch(), []
+    real = np.bincount
+
+    def counted(*given: Any, **named: Any) -> Any:
+        tables.append(real(*given, **named))
+        return tables[-1]
+
+    monkeypatch.setattr(np, "bincount", counted)
+    watch.take(batch_of("n0", 1, [rows]))
+    watch.close(make_members())
+    assert 0 < max(map(len, tables)) <= CELLS_MAX

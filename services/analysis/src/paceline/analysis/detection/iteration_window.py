@@ -14,6 +14,7 @@ STEPS_MAX = 120  # published of one window, the newest
 SAMPLED_MIN = 4  # kept rounds that may stand for all rounds of a step
 FULL_SHARE = 0.9  # of the steps: a communicator whose rounds are all kept times the steps
 EACH_STEP = 0.9  # rounds per step: less is an operation that not every step has
+CELLS_MAX = 2_097_152  # steps times ranks or communicators: 16 MB a table; a hostile node may name many
 U32_MAX = 0xFFFFFFFF
 
 F64 = npt.NDArray[np.float64]
@@ -47,9 +48,11 @@ class WindowSums:
         steps = np.unique(sums["step"]).astype(np.int64)
         if after_step < 0:
             steps = steps[1:]  # of the first one we saw only the end
+        comms = np.unique(sums["comm"])
+        fitting = CELLS_MAX // max(len(newest), len(comms))
+        steps = steps[max(len(steps) - fitting, 0) :]
         if len(steps) < 2:
             return None
-        comms = np.unique(sums["comm"])
         at = members.find_communicators(comms)
         sizes = np.where(at >= 0, np.diff(members.starts)[at] if len(members.comms) else 0, 0)
         column = np.searchsorted(steps, least["step"])

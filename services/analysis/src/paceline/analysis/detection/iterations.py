@@ -35,6 +35,7 @@ WINDOW_STEPS_MIN = 40  # of fewer iterations nothing can be said
 RANKS_MAX = 512
 PENDING_BYTES_MAX = 4 << 20
 SUMS_MAX = 262_144  # (communicator, rank, step): 12 MB
+LEAST_MAX = 1_048_576  # (communicator, round): 34 MB
 MARKS_MAX = 524_288  # (rank, step): 512 ranks for ten minutes at a sample a second, 15 MB
 MARKS_KEPT_MAX = 8_192  # ranks whose newest mark begins the next window: a hostile node may name many
 _NEWEST_ONLY = 255
@@ -134,7 +135,7 @@ class IterationWatch:
         usable &= (rows["kind"] == OpKind.COLLECTIVE) & (rows["level"] != _NEWEST_ONLY)
         usable &= rows["step"].astype(np.int64) > self.last_step
         rows = rows[usable]
-        if len(self._sums) >= SUMS_MAX:
+        if len(self._sums) >= SUMS_MAX or len(self._least) >= LEAST_MAX:
             self.dropped_rows += len(rows)
             return
         self._sums = merge_sums([self._sums, sums_of(rows)])
