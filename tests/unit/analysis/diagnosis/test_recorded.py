@@ -2,7 +2,7 @@
 
 import random
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.analysis.diagnosis import recorded as module
 from paceline.analysis.diagnosis.answer import Diagnosis
 from paceline.analysis.diagnosis.run import diagnose
+from paceline.analysis.replay import Replay
 from paceline.contracts.batch import ROW_DTYPES, Batch, BatchKind, RowKind
 from paceline.contracts.recording import RecordKind, encode_record, scan_records
 from paceline.contracts.registry import NodeRecord
@@ -272,3 +274,33 @@ def test_rows_of_random_bytes_raise_nothing(answer: Answer, seed: int) -> None:
         records.append(batch_record(batch, at_ns))
     [found] = answer({"n.plrec": b"".join(records)})
     assert found.seen.notes == ("cut, or still recording: n",)
+
+
+def test_samples_of_one_moment_are_taken_in_pieces(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may hold a thousand times its size, all of one second."""
+    taken: list[int] = []
+    real = Replay.take
+
+    def take(self: Replay, batches: Iterable[tuple[str, Batch]]) -> None:
+        held = list(batches)
+        taken.append(len(held))
+        real(self, held)
+
+    monkeypatch.setattr(Replay, "take", take)
+    monkeypatch.setattr(module, "AT_ONCE_BYTES", 1)
+    [found] = answer(contents(FaultKind.MISSING_ENTER))
+    assert found.verdict_class is VerdictClass.H1
+    assert set(taken) == {1}
+
+
+def test_times_at_both_ends_are_no_failure(answer: Answer) -> None:
+    """One recorder dates everything with the beginning of time, the other with its end."""
+    files: Contents = {}
+    for (name, content), time_ns in zip(
+        contents(FaultKind.MISSING_ENTER).items(), (0, 2**64 - 1), strict=True
+    ):
+        files[name] = b"".join(
+            encode_record(record.kind, time_ns, content[record.offset : record.offset + record.size])
+            for record in scan_records(content)
+        )
+    assert len(answer(files)) == 1

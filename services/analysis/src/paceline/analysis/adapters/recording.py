@@ -19,6 +19,7 @@ from paceline.contracts.recording import VERSION, Damage, Record, RecordKind, is
 from paceline.contracts.registry import NodeRecord
 
 Key = tuple[str, str]  # job, attempt
+TIME_NS_MAX = 1 << 62  # year 2116; differences still fit a signed number
 
 
 @dataclass
@@ -138,7 +139,7 @@ def _from_path(path: str, offset: int, size: int) -> bytes:
 
 
 def _bounded(time_ns: int) -> int:
-    return min(time_ns, (1 << 63) - 1)
+    return min(time_ns, TIME_NS_MAX)
 
 
 def _text(value: object) -> str:

@@ -23,6 +23,7 @@ from paceline.contracts.registry import JobRecord, NodeRecord
 SAMPLES_MAX = 400_000  # the newest
 WINDOW_NS = 3600 * SECOND_NS  # before the last one: about 20 s of work for eight ranks; hangs need less
 READ_AHEAD_NS = 30 * SECOND_NS
+AT_ONCE_BYTES = 64 << 20  # of decoded samples: a packed file may hold a thousand times its size
 PAUSE_NS = 2 * SECOND_NS  # nobody wrote for longer: time that nobody has seen does not pass
 ATTEMPTS_MAX = 1000
 PLACES_MAX = 256  # verdicts of which the samples are remembered
@@ -104,8 +105,7 @@ def replay(parts: Sequence[RecordedSamples], samples_max: int = SAMPLES_MAX) -> 
             engine.note(event.record, recorder)
             at_event += 1
             active = max(active, event.time_ns)
-        batches = source.until(now)
-        if batches:
+        while batches := source.until(now):
             engine.take((senders[part.recorder], batch) for part, batch in batches)
             active = now
         if now - active <= PAUSE_NS:
@@ -195,10 +195,10 @@ class _Samples:
         return int(self._order["time_ns"][self._at]) if self._at < len(self._order) else None
 
     def until(self, end_ns: int) -> list[tuple[RecordedSamples, Batch]]:
-        """The samples before `end_ns` that were not taken yet."""
+        """The next samples before `end_ns`, to little more than AT_ONCE_BYTES; none when all are taken."""
         end = int(np.searchsorted(self._order["time_ns"], end_ns))
-        found = []
-        while self._at < end:
+        found, size = [], 0
+        while self._at < end and size < AT_ONCE_BYTES:
             if self._at >= self._held_until:
                 self._read_ahead()
             _, number, at = self._order[self._at].tolist()
@@ -211,6 +211,7 @@ class _Samples:
             line = int(part.samples["number"][at])
             self.newest[batch.node] = Origin(part.origin.file, line)
             found.append((part, batch))
+            size += sum(rows.nbytes for rows in batch.rows.values())
         return found
 
     def _read_ahead(self) -> None:
