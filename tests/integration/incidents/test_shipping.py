@@ -181,6 +181,17 @@ class TestAsking:
         assert await lab.commands() == []
         assert await lab.state() == ("none", "none")
 
+    async def test_the_first_verdict_that_names_known_nodes_asks(
+        self, lab: Lab, record: VerdictRecord, make_record: Make
+    ) -> None:
+        unknown = replace(record.verdict, roots=(), victims=(77,))
+        assert await lab.verdict(replace(record, verdict=unknown)) == "open"
+        assert (await lab.commands(), await lab.state()) == ([], ("none", "none"))
+        better = replace(make_record(2), verdict=record.verdict)
+        assert await lab.verdict(better) == "revise"
+        assert [command.node for command in await lab.commands()] == ["n1", "n0"]
+        assert await lab.state() == ("pending", "pending")
+
     async def test_what_comes_back_is_asked_again(
         self, lab: Lab, record: VerdictRecord, make_record: Make
     ) -> None:
@@ -207,6 +218,16 @@ class TestShipping:
         assert (shipped.state, shipped.bytes_count, shipped.received_at) == ("shipped", 1024, lab.now)
         assert (failed.state, failed.message) == ("failed", "the disk is full")
         assert await lab.timeline() == ["nodes that shipped logs, stacks and dumps: 1 of 2 (1,024 bytes)"]
+
+    async def test_what_was_shipped_keeps_its_words(self, lab: Lab, record: VerdictRecord) -> None:
+        """An agent that was restarted reads the command again, when it has expired."""
+        await lab.verdict(record)
+        root, _ = await lab.commands()
+        await lab.ship(root, b"content")
+        await lab.result(root, CommandOutcome.DONE, "7 bytes")
+        await lab.result(root, CommandOutcome.EXPIRED, "not collected: expired")
+        shipped, _ = await lab.shipments()
+        assert (shipped.state, shipped.message) == ("shipped", "7 bytes")
 
     async def test_parts_in_any_order_and_twice(self, lab: Lab, record: VerdictRecord) -> None:
         await lab.verdict(record)

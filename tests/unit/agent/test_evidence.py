@@ -58,6 +58,10 @@ class TestDecision:
         assert decide_command(command(), "n1", None, NOW, IDLE) is Answer.NO_KEY
         assert not Answer.UNSIGNED.is_told
 
+    @pytest.mark.parametrize("text", ["", "é" * 64, "\ud800", "0" * 64])
+    def test_a_signature_of_any_text_is_an_answer_and_no_error(self, text: str) -> None:
+        assert decide_command(replace(command(), signature=text), "n1", KEY, NOW, IDLE) is Answer.UNSIGNED
+
     def test_a_command_asks_for_less_and_never_for_more(self) -> None:
         assert [bounded(text, 60.0) for text in ("5", "600", "-1", "nan", "x", None)] == [
             5,
@@ -160,6 +164,21 @@ class TestShipping:
         assert [result.outcome.value for result in results] == ["failed", "failed", "done"]
         assert "at most 4000000 are sent" in results[1].message
         assert len(publisher.values(EvidencePart)) == 1
+
+    async def test_nothing_stays_of_a_collector_that_was_killed(
+        self, shipper: Any, publisher: Any, eventually: Eventually
+    ) -> None:
+        runs: list[Run] = []
+
+        async def collect(run: Run) -> str:
+            run.target.with_name(f".{run.target.name}.part").write_bytes(b"half")
+            runs.append(run)
+            return "the collector had not ended"
+
+        _, app = await shipper(collect)
+        app.take(fresh())
+        await eventually(lambda: publisher.values(CommandResult))
+        assert list(runs[0].target.parent.iterdir()) == []
 
     async def test_kafka_away_means_later(self, shipper: Any, publisher: Any, eventually: Eventually) -> None:
         async def collect(run: Run) -> str:

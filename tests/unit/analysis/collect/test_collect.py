@@ -66,6 +66,7 @@ def test_an_archive_that_diagnose_reads(rank: subprocess.Popen[bytes], tmp_path:
     assert process["environment"]["MASTER_ADDR"] == "head"
     assert process["status"]["State"].startswith("S")
     assert any("absent.log" in words for words in result.missing)
+    assert "  logs/0/train.log: 7 bytes" in said
     assert any("worker server" in words for words in manifest["missing"])
     assert rank.poll() is None
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []

@@ -6,6 +6,7 @@ at a time. It never crashes the agent and never waits in the sampling task. One 
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -79,8 +80,7 @@ class EvidenceApp:
 
     async def start(self) -> None:
         """Begin in the background; never fails, never waits for Kafka."""
-        for left in self._folder.glob("*") if self._folder.is_dir() else ():
-            left.unlink(missing_ok=True)  # of an agent that was killed
+        self._clear()  # of an agent that was killed
         if self._key is None:
             log.info("no_command_key", consequence="this node ships no evidence")
             return
@@ -166,10 +166,16 @@ class EvidenceApp:
             took_s = self._clock.monotonic_ns() / 1e9 - began_s
             why = await self._send(command, target, size)
         finally:
-            target.unlink(missing_ok=True)
+            self._clear()  # the archive, and what a collector that was killed had of it
         if why:
             return CommandOutcome.FAILED, why
         return CommandOutcome.DONE, f"{size} bytes, training processes: {len(run.processes)}, {took_s:.1f} s"
+
+    def _clear(self) -> None:
+        """Nothing stays: one command at a time works in the folder."""
+        for left in self._folder.glob("*"):
+            with contextlib.suppress(OSError):
+                left.unlink(missing_ok=True)
 
     def _plan(self, command: Command, target: Path) -> Run:
         key = (command.job, command.attempt)

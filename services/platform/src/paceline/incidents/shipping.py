@@ -64,10 +64,9 @@ async def ask_for_evidence(
     """Write the requests that follow from a verdict. `opens`: the incident was opened, or opened again."""
     shipments = ShipmentRepository(session)
     known = await shipments.of_incident(incident.id)
-    number = max((shipment.round for shipment in known), default=0) + (1 if opens else 0)
+    # Where the opening named no node that is known, the first verdict that does is the one that asks.
+    number = max(1, max((shipment.round for shipment in known), default=0) + (1 if opens else 0))
     asked = [shipment.node for shipment in known if shipment.round == number]
-    if not opens and not number:
-        return []
     jobs = JobRepository(session)
     ranks = [rank for part in ranks_wanted(verdict) for rank in part]
     places = await jobs.places_of(incident.job, incident.attempt, ranks)
@@ -167,8 +166,9 @@ async def note_result(session: AsyncSession, result: CommandResult, at: datetime
     shipment = await _locked(session, result.command)
     if shipment is None or result.node != shipment.node:
         return
-    shipment.message = result.message[:MESSAGE_CHARS_MAX]
     waits = shipment.state in (ShipmentState.PENDING.value, ShipmentState.EXPIRED.value)
+    if waits or result.outcome is CommandOutcome.DONE:  # an agent that was restarted refuses what it has done
+        shipment.message = result.message[:MESSAGE_CHARS_MAX]
     if waits and result.outcome is not CommandOutcome.DONE:
         shipment.state = ShipmentState.FAILED.value
         await session.flush()

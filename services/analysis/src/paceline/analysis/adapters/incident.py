@@ -39,7 +39,7 @@ class IncidentBundles:
                 verdict_id=str(incident["verdict_id"])[:200],
                 published=tuple(_published(entry) for entry in files if entry["verdict"]),
             )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return
 
 

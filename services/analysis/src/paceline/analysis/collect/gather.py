@@ -221,6 +221,7 @@ def _take(archive: tarfile.TarFile, base: str, item: Item, result: Collected, re
     result.got += 1
     result.bytes_taken += len(item.content)
     result.bytes_packed += packed
+    request.say(f"  {item.name}: {len(item.content):,} bytes")
 
 
 def _packed_bytes(item: Item, request: Request) -> int:
@@ -228,7 +229,6 @@ def _packed_bytes(item: Item, request: Request) -> int:
     if item.content is None or request.archive_bytes_max >= TOTAL_BYTES_MAX:
         return 0
     return len(zlib.compress(item.content, COMPRESSION)) + ENTRY_BYTES
-    request.say(f"  {item.name}: {len(item.content):,} bytes")
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
