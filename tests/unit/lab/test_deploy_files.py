@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 from ruamel.yaml import YAML
 
+from paceline.agent.collecting import Answer
 from paceline.lab.platform import SERVICES
 from paceline.runtime import metrics
 
@@ -66,12 +67,15 @@ def test_rules_and_dashboards_name_only_metrics_that_exist(exported: set[str]) -
     assert {(where, name) for where, name in used if name not in exported} == set()
 
 
+def _agent_alerts() -> Iterator[tuple[str, bool, re.Pattern[str]]]:
+    """(alert, whether it wants what fits the pattern, pattern of reasons)."""
+    for where, text in _expressions():
+        for match in re.finditer(r'paceline_agent_dropped_total\{reason(=~|!~)"([^"]+)"\}', text):
+            yield where, match[1] == "=~", re.compile(match[2])
+
+
 def test_every_loss_of_an_agent_is_in_an_alert() -> None:
-    matchers = [
-        (match[1] == "=~", re.compile(match[2]))
-        for _, text in _expressions()
-        for match in re.finditer(r'paceline_agent_dropped_total\{reason(=~|!~)"([^"]+)"\}', text)
-    ]
+    matchers = [(wanted, pattern) for _, wanted, pattern in _agent_alerts()]
     sources = (ROOT / "agents" / "node" / "src" / "paceline" / "agent").glob("*.py")
     reasons = {
         reason.replace("{verdict.value}", "node_full")
@@ -84,6 +88,19 @@ def test_every_loss_of_an_agent_is_in_an_alert() -> None:
         reason: [bool(pattern.fullmatch(reason)) is wanted for wanted, pattern in matchers].count(True)
         for reason in reasons
     } == dict.fromkeys(reasons, 1)
+
+
+def test_a_command_that_is_not_obeyed_is_no_lost_record() -> None:
+    alerts = {
+        answer: [
+            where for where, wanted, pattern in _agent_alerts() if bool(pattern.fullmatch(reason)) is wanted
+        ]
+        for answer in Answer
+        for reason in [f"command_{answer.value}"]
+    }
+
+    assert alerts[Answer.UNSIGNED] == alerts[Answer.BUSY] == ["PacelineAgentRefusesCommands"]
+    assert alerts[Answer.DUPLICATE] == alerts[Answer.EXPIRED] == []  # an agent was restarted
 
 
 def test_every_kind_of_metric_was_exported(exported: set[str]) -> None:
