@@ -182,3 +182,18 @@ class TestArchive:
         left = json.loads(files["INC-1/manifest.json"])["left_out"]
         assert "job.json" in [entry["name"] for entry in left]
         assert "INC-1/job.json" not in files
+
+
+class TestBounds:
+    async def test_no_more_at_once_than_the_disk_holds(self, api: Any, tmp_path: Path) -> None:
+        await publish(api, *judged("h1"))
+        downloads = api.services.downloads
+        held = [downloads.open(1) for _ in range(8)]
+        answer = await api.client.get("/v1/incidents/INC-1/bundle")
+        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+        for file in held:
+            file.close()
+            file.close()
+        for _ in range(9):
+            await download(api, tmp_path)
+        assert downloads.count == 0

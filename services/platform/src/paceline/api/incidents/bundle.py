@@ -185,7 +185,7 @@ class _Archive:
 
 async def read_parts(stream: IO[bytes], part_bytes: int = 1 << 18) -> AsyncIterator[bytes]:
     """`stream` from its start, closed at the end."""
-    with stream:
+    with closing(stream):
         stream.seek(0)
         while part := await asyncio.to_thread(stream.read, part_bytes):
             yield part

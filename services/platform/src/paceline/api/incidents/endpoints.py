@@ -1,9 +1,8 @@
 """Routes of incidents. Verb-like things are resources that are created."""
 
-import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import IO, Annotated, cast
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from fastapi.responses import StreamingResponse
@@ -165,11 +164,13 @@ async def get_evidence(
     | {200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}},
     response_class=Response,
 )
-async def get_bundle(incident_id: IncidentId, session: Session, caller: IncidentsReader) -> Response:
+async def get_bundle(
+    incident_id: IncidentId, session: Session, services: Shared, caller: IncidentsReader
+) -> Response:
     """Everything that is kept of the incident in one archive, for `paceline diagnose INC-1.bundle`: verdicts,
     evidence, registry, health and timeline. `manifest.json` comes first and lists the files."""
     incident = await load_incident(session, incident_id)
-    archive = cast(IO[bytes], tempfile.SpooledTemporaryFile(BUNDLE_MEMORY_BYTES_MAX))  # noqa: SIM115
+    archive = services.downloads.open(BUNDLE_MEMORY_BYTES_MAX)
     try:
         await write_bundle(session, incident, archive)
         size = archive.tell()
