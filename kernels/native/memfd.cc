@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,6 +29,8 @@ int open_memfd(const char* name) {
 
 // Memory is taken now: a hole that cannot be filled later would be a SIGBUS in the training process.
 int reserve(int fd, size_t bytes) {
+  rlimit limit{};  // beyond it the kernel sends SIGXFSZ, which ends a process that does not ignore it
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) return -EFBIG;
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) return -errno;
   if (fallocate(fd, 0, 0, static_cast<off_t>(bytes)) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     return -errno;

@@ -26,6 +26,17 @@ Event* take(Kind kind, Comm* comm) {
   return event;
 }
 
+// Where no handle is left: without one for the group NCCL 2.27 would not tell of the calls either.
+Event* spare_group() {
+  static Event spare;
+  static const bool made = [] {
+    spare.kind = Kind::kOther;
+    spare.holds.store(1 << 30);  // never given back
+    return true;
+  }();
+  return made ? &spare : nullptr;
+}
+
 void join_group(Event* group, Event* call) {
   call->parent = group;
   call->group = group != nullptr ? group->group : next_group();
@@ -84,8 +95,22 @@ void enter_all_to_all(Event* group, uint64_t now_ns) {
   if (owner == nullptr) return;
   mark(owner, kRound);
   uint64_t count = members.count * members.comm->nranks;
-  enter(owner, describe(PACELINE_FUNCTION_ALL_TO_ALL, members.dtype, count, -1), now_ns);
+  enter(owner, describe(PACELINE_FUNCTION_ALL_TO_ALL, members.dtype, count, -1), members.events, now_ns);
 }
+
+// All calls of a communicator that are captured into CUDA graphs share a handle, which the graphs name as a parent
+// for ever: what is said of replays is the same for all of them, and graphs would use up the pool.
+Event* captured_call(Comm* comm) {
+  if (!plugin().captured.exchange(true)) choose_events();
+  std::lock_guard<std::mutex> guard(comm->mutex);
+  if (comm->captured == nullptr && (comm->captured = take(Kind::kApi, comm)) != nullptr) {
+    mark(comm->captured, kCaptured);
+    hold(comm->captured);
+  }
+  return comm->captured;
+}
+
+uint32_t events_of(const Event* group) { return group != nullptr ? group->members.events : events_asked(); }
 
 bool kernels_asked(const Event* group) {
   return group != nullptr && (group->members.events & events_asked() & event::kKernelCh) != 0;
@@ -131,7 +156,7 @@ void attach(Event* call, Event* task, const Task& what, uint64_t type, uint64_t 
   if (has(call, kCaptured)) {
     count(Counter::kReplays);
   } else if (type == event::kP2p && !has(call, kRound) && call->operation.ticket < 0) {
-    enter(call, describe(what.function, what.dtype, what.count, what.peer), now_ns);
+    enter(call, describe(what.function, what.dtype, what.count, what.peer), events_asked(), now_ns);
   }
   add_task(call, task, what.channels, (events_asked() & event::kKernelCh) != 0);
 }
@@ -139,7 +164,7 @@ void attach(Event* call, Event* task, const Task& what, uint64_t type, uint64_t 
 // Version 4: the task is the first that is seen of the call.
 void enter_task(Event* group, Event* task, const Task& what, uint64_t now_ns) {
   task->group = group != nullptr ? group->group : next_group();
-  enter(task, describe(what.function, what.dtype, what.count, what.peer), now_ns);
+  enter(task, describe(what.function, what.dtype, what.count, what.peer), events_of(group), now_ns);
   if (kernels_asked(group) && what.channels > 0 && what.channels <= PACELINE_CHANNELS_MAX) {
     task->operation.expected.store(what.channels, std::memory_order_release);
   }
@@ -150,7 +175,7 @@ void enter_task(Event* group, Event* task, const Task& what, uint64_t now_ns) {
 void* start_group(Comm* comm, const Descriptor& descriptor, uint64_t type, uint64_t) {
   if (is_idle(comm)) return nullptr;
   Event* group = take(Kind::kGroupApi, comm);
-  if (group == nullptr) return nullptr;
+  if (group == nullptr) return spare_group();
   group->group = next_group();
   group->members.events = events_asked();
   group->chained = chain_start(comm, descriptor, type, chained_handle(descriptor.parent), nullptr);
@@ -159,15 +184,22 @@ void* start_group(Comm* comm, const Descriptor& descriptor, uint64_t type, uint6
 
 void* start_call(Comm* comm, const Descriptor& descriptor, uint64_t type, uint64_t now_ns) {
   if (is_idle(comm)) return nullptr;
-  Event* call = take(Kind::kApi, comm);
-  if (call == nullptr) return nullptr;
   bool message = type == event::kP2pApi;
   bool captured = message ? descriptor.p2p_api.captured : descriptor.coll_api.captured;
+  if (captured && !comm->chained) return captured_call(comm);
   const char* name = message ? descriptor.p2p_api.function : descriptor.coll_api.function;
-  OperationPart& part = call->operation;
-  part.function = function_code(name);
-  part.dtype = dtype_code(message ? descriptor.p2p_api.dtype : descriptor.coll_api.dtype);
-  part.count = message ? descriptor.p2p_api.count : descriptor.coll_api.count;
+  uint8_t function = function_code(name);
+  uint8_t dtype = dtype_code(message ? descriptor.p2p_api.dtype : descriptor.coll_api.dtype);
+  uint64_t count = message ? descriptor.p2p_api.count : descriptor.coll_api.count;
+  int32_t root = message ? -1 : root_of(function, descriptor.coll_api.root, comm);
+  Event* call = take(Kind::kApi, comm);
+  if (call == nullptr) {
+    if (!captured && !message) enter_without_handle(comm, describe(function, dtype, count, root), now_ns);
+    return nullptr;
+  }
+  call->operation.function = function;
+  call->operation.dtype = dtype;
+  call->operation.count = count;
   Event* group = event_of(descriptor.parent, Kind::kGroupApi);
   join_group(group, call);
   if (captured) {
@@ -175,8 +207,7 @@ void* start_call(Comm* comm, const Descriptor& descriptor, uint64_t type, uint64
     hold(call);  // for ever: the graph names it as a parent at every replay
     if (!plugin().captured.exchange(true)) choose_events();
   } else if (!message) {
-    int32_t root = root_of(part.function, descriptor.coll_api.root, comm);
-    enter(call, describe(part.function, part.dtype, part.count, root), now_ns);
+    enter(call, describe(function, dtype, count, root), events_of(group), now_ns);
   } else if (group != nullptr) {
     note_message(group, call, name);
   }
@@ -194,9 +225,13 @@ void* start_launch(Comm* comm, const Descriptor& descriptor, uint64_t type, uint
 
 void* start_task(Comm* comm, const Descriptor& descriptor, uint64_t type, int version, uint64_t now_ns) {
   if (is_idle(comm)) return nullptr;
-  Event* task = take(Kind::kTask, comm);
-  if (task == nullptr) return nullptr;
   Task what = read_task(comm, descriptor, type, version);
+  Event* task = take(Kind::kTask, comm);
+  if (task == nullptr) {
+    bool is_round = version < 5 && type == event::kColl;
+    if (is_round) enter_without_handle(comm, describe(what.function, what.dtype, what.count, what.peer), now_ns);
+    return nullptr;
+  }
   task->channels = what.channels;
   Event* call = version >= 5 ? call_of(comm, descriptor.parent) : nullptr;
   Event* group = version < 5 ? event_of(descriptor.parent, Kind::kGroupApi) : nullptr;

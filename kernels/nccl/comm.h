@@ -22,6 +22,7 @@ struct Comm {
   void* chained_context = nullptr;
   bool chained = false, announced = false;
   Event *first = nullptr, *last = nullptr;  // open operations
+  Event* captured = nullptr;                // stands for all its calls in CUDA graphs
   uint32_t open_count = 0;
   uint32_t flags = 0;           // FrameFlag bits as the page has them
   bool ended_unseen = true;     // nobody saw the end of the operation that ended last

@@ -150,6 +150,7 @@ void* start_proxy_op(Comm* comm, const Descriptor& descriptor, uint64_t) {
 }
 
 void stop_proxy_op(ProxyOp* op, uint64_t) {
+  if (!op->open.exchange(false, std::memory_order_acq_rel)) return;  // stopped twice: once is enough
   chain_stop(op->chained);
   if (Frame* frame = frame_of(op->comm)) {
     add_shared(frame->proxies_open, -1);
@@ -160,7 +161,7 @@ void stop_proxy_op(ProxyOp* op, uint64_t) {
 
 void* start_proxy_step(const Descriptor& descriptor, uint64_t) {
   ProxyOp* op = handle_of<ProxyOp>(descriptor.parent, Kind::kProxyOp);
-  if (op == nullptr) return nullptr;
+  if (op == nullptr || !op->open.load(std::memory_order_relaxed)) return nullptr;
   int32_t number = descriptor.proxy_step.step;
   ProxyStep& step = op->steps[static_cast<uint32_t>(number) % kStepsInFlight];
   if (!step.open || step.step != number) {  // a receive is started again and again until it can be posted

@@ -60,7 +60,6 @@ ProxyOp* take_proxy_op(Comm* comm) {
 }
 
 void give_proxy_op(ProxyOp* op) {
-  if (!op->open.exchange(false)) return;  // stopped twice: once is enough
   Event* parent = op->parent;
   proxy_ops.give(op);
   if (parent != nullptr) release(parent);

@@ -92,7 +92,7 @@ void show_counts(Comm* comm) {
 
 }  // namespace
 
-void enter(Event* operation, const paceline_operation_v1& what, uint64_t now_ns) {
+void enter(Event* operation, const paceline_operation_v1& what, uint32_t events, uint64_t now_ns) {
   Comm* comm = operation->comm;
   paceline_page_v1* page = live_page();
   if (page == nullptr || comm->slot < 0) return;
@@ -100,7 +100,7 @@ void enter(Event* operation, const paceline_operation_v1& what, uint64_t now_ns)
   if (!comm->live.load(std::memory_order_relaxed)) return count(Counter::kLate);
   bool first = get(comm->frame->started) == 0 && get(comm->frame->p2p_started) == 0;
   // Counts are compared between ranks from the first operation on: a gap makes them worthless for good.
-  bool asked = (events_asked() & event::kProxyStep) != 0;
+  bool asked = (events & events_asked() & event::kProxyStep) != 0;
   comm->counts_exact = asked && (first || comm->counts_exact);
   show_counts(comm);
   OperationPart& part = operation->operation;
@@ -114,6 +114,18 @@ void enter(Event* operation, const paceline_operation_v1& what, uint64_t now_ns)
   mark(operation, kListed);
   append(comm, operation);
   settle(comm, now_ns);
+}
+
+void enter_without_handle(Comm* comm, const paceline_operation_v1& what, uint64_t now_ns) {
+  paceline_page_v1* page = live_page();
+  if (page == nullptr || comm->slot < 0) return;
+  std::lock_guard<std::mutex> guard(comm->mutex);
+  if (!comm->live.load(std::memory_order_relaxed)) return count(Counter::kLate);
+  comm->counts_exact = false;
+  comm->ended_unseen = true;
+  paceline_complete_at_v1(page, paceline_enter_at_v1(page, comm->slot, &what, now_ns), 0, now_ns);
+  show_counts(comm);
+  show_completion(comm);
 }
 
 void returned(Event* operation, bool kernels, uint64_t now_ns) {
@@ -145,7 +157,7 @@ void kernel_stopped(Event* operation, uint64_t now_ns) {
 
 void note_proxied(Comm* comm) {
   std::lock_guard<std::mutex> guard(comm->mutex);
-  show_counts(comm);
+  if (comm->live.load(std::memory_order_relaxed)) show_counts(comm);  // else its slot may be another's
 }
 
 void abandon_operations(Comm* comm) {

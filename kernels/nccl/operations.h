@@ -6,8 +6,10 @@
 
 namespace paceline::nccl {
 
-// Enters `operation` in the page and in the communicator's list.
-void enter(Event* operation, const paceline_operation_v1& what, uint64_t now_ns);
+// Enters `operation` in the page and in the communicator's list. `events`: what was asked for when its group began.
+void enter(Event* operation, const paceline_operation_v1& what, uint32_t events, uint64_t now_ns);
+// Counts a collective for which there was no handle: rounds advance on all ranks alike, whatever a rank has left.
+void enter_without_handle(Comm* comm, const paceline_operation_v1& what, uint64_t now_ns);
 // The call has returned and all is launched. `kernels`: NCCL was asked for kernel events all the while.
 void returned(Event* operation, bool kernels, uint64_t now_ns);
 // One channel of its kernels has stopped.

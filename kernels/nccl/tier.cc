@@ -72,7 +72,7 @@ void choose_events() {
   if (detail >= PACELINE_DETAIL_LEVEL_EDGES) tier = kTierMax;
   if (tier > tier_allowed()) tier = tier_allowed();
   bool kernels = tier >= 1 && (base_tier() >= 1 || detail >= PACELINE_DETAIL_LEVEL_FULL) && kernels_are_safe(state);
-  uint32_t events = events_for(tier, kernels);
+  uint32_t events = page != nullptr ? events_for(tier, kernels) : 0;  // nothing to write them to
   state.events.store(events, std::memory_order_relaxed);
   show(tier, events);
   int* mask = state.mask.load(std::memory_order_acquire);

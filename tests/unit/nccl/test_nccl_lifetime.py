@@ -1,14 +1,17 @@
 """Communicators, handles, detail, the time budget, a second profiler: what must hold whatever NCCL does."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from paceline.contracts.codes import DetailLevel, FrameFlag, Source
 from paceline.probe.reader import PageReader
-from tests.unit.nccl.calls import PROXY, SEND_WAIT, Trace
+from tests.unit.nccl.calls import PROXY, SEND_WAIT, USER, Operation, Trace
 from tests.unit.nccl.conftest import StartNccl, compile_all
 
 FULL = {"PACELINE_NCCL_TIER": "2", "PACELINE_NCCL_BUDGET_PERCENT": "100"}  # a script calls at full speed
@@ -148,16 +151,104 @@ def test_t_killed_process_leaves_a_page_that_reads(start_nccl: StartNccl) -> Non
     assert frame["completed"] >= 50
 
 
-def test_v_refused_memory_leaves_nccl_alone(start_nccl: StartNccl, tmp_path: Path) -> None:
-    """No memfd, as under a tight RLIMIT or a seccomp filter: no page, no handles, no harm."""
-    process = start_nccl(PACELINE_DISABLED="1")
+@pytest.mark.parametrize("reason", ["disabled", "refused"])
+def test_v_without_a_page_nccl_is_left_alone(start_nccl: StartNccl, reason: str) -> None:
+    """Switched off, or no memory for a page: beyond the limit of file sizes, which would send a signal."""
+    process = start_nccl(**FULL, PACELINE_DISABLED="1" if reason == "disabled" else "0")
+    if reason == "refused":
+        resource.prlimit(process.process.pid, resource.RLIMIT_FSIZE, (65_536, 65_536))
     trace = Trace()
     context = trace.init()
-    trace.run(context)
+    process.make(trace)
+    assert process.mask == 0  # events that nobody reads cost all the same
+    operation = trace.enter(context)
+    operation.mask = 0  # an NCCL that asks all the same
+    trace.begin_task(operation)
+    trace.append_proxy(operation, 0, 1, is_send=True)
+    trace.end_task(operation)
     trace.finalize(context)
     process.make(trace)
+    assert process.is_null(operation.tasks[0])
     assert process.descriptor("paceline-page", os.O_RDONLY) is None
     assert process.end() == 0
+
+
+def test_proxy_operation_that_is_stopped_twice_counts_once(start_nccl: StartNccl) -> None:
+    process, trace = start_nccl(**FULL), Trace()
+    operation = trace.enter(trace.init())
+    trace.begin_task(operation)
+    proxy = trace.append_proxy(operation, 0, 1, is_send=True)
+    trace.stop(PROXY, proxy)
+    trace.stop(PROXY, proxy)
+    late = trace.start(PROXY, 0, "ProxyStep", proxy, step=0)
+    process.make(trace)
+    assert process.frame()["proxies_open"] == 0
+    assert process.is_null(late)
+
+
+def test_captured_calls_do_not_use_up_the_handles(start_nccl: StartNccl) -> None:
+    """A server captures a graph for each batch size, again and again."""
+    process, trace = start_nccl(**FULL), Trace()
+    context = trace.init()
+    for _ in range(33_000):
+        captured = trace.start(
+            USER,
+            context,
+            "CollApi",
+            0,
+            function="AllReduce",
+            count=4,
+            dtype="ncclInt8",
+            root=0,
+            captured=True,
+        )
+        trace.stop(USER, captured)
+    trace.run(context)
+    process.make(trace)
+    snapshot = process.read()
+    assert snapshot.process["nccl_dropped"] == 0
+    assert (snapshot.frames[0]["started"], snapshot.frames[0]["algorithm"]) == (1, 1)
+
+
+@pytest.mark.parametrize("version", [4, 7])
+def test_rounds_advance_where_no_handle_is_left(start_nccl: StartNccl, version: int) -> None:
+    """Else a rank without handles would be the one that did not call."""
+    process, trace = start_nccl(version, **FULL), Trace(min(version, 5))
+    context = trace.init()
+    trace.run(context)
+    for _ in range(33_000):
+        trace.start(USER, context, "Group" if version < 5 else "GroupApi", 0)
+    last = trace.run(context)
+    process.make(trace)
+    assert not process.is_null(last.task_group or last.group)  # else 2.27 says nothing of what is in it
+    snapshot = process.read()
+    assert snapshot.process["nccl_dropped"] > 0
+    frame = snapshot.frames[0]
+    assert frame["started"] == 2
+    unseen = FrameFlag.COUNTS_UNOBSERVABLE | FrameFlag.COMPLETION_UNOBSERVABLE
+    assert frame["flags"] & unseen == unseen
+
+
+def test_detail_raised_between_group_and_call_makes_no_counts(start_nccl: StartNccl) -> None:
+    """NCCL has read its mask by then: the first operation has no slices, so none are comparable later."""
+    process, trace = start_nccl(PACELINE_NCCL_BUDGET_PERCENT="100"), Trace()
+    context, other = trace.init(hash_=1), trace.init(hash_=2)
+    process.make(trace)
+    process.request(DetailLevel.FULL)
+    first = Operation(context, trace.sample(USER))
+    first.group = trace.start(USER, context, "GroupApi", 0, first.mask, captured=False, depth=1)
+    trace.run(other, network=False)
+    call = trace.start(
+        USER, context, "CollApi", first.group, first.mask, function="AllReduce", count=4, dtype="ncclInt8",
+        root=0, stream=7, captured=False,
+    )  # fmt: skip
+    trace.stop(USER, call)
+    trace.stop(USER, first.group)
+    trace.run(context)
+    process.make(trace)
+    frame = process.frame()
+    assert (frame["started"], frame["send_count"]) == (2, 8)
+    assert frame["flags"] & FrameFlag.COUNTS_UNOBSERVABLE
 
 
 def test_handles_that_hang_are_bounded_and_never_given_again(start_nccl: StartNccl) -> None:
