@@ -166,3 +166,9 @@ def test_status_finds_its_group_by_the_order_of_creation() -> None:
     }
     found = read_dump("rank_0", dump([], pg_config=config, pg_status=status))
     assert {name: counts[0] for name, counts in found.status.items()} == {"9": 4, "33": 5, "112": 12}
+
+
+def test_a_number_with_two_signs_is_no_number() -> None:
+    status = {"--0": {"last_enqueued_collective": "--7"}}
+    record = dump([entry(0, 1)], pg_status=status)
+    assert isinstance(_read_json("trace_0", json.dumps(_as_json(record))), FlightDump)

@@ -1,5 +1,6 @@
 """Progress and phases as the frameworks print them."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,14 @@ def test_phases(tmp_path: Path, line: str, kind: PhaseKind, ended: bool, duratio
 )
 def test_these_are_no_phases(tmp_path: Path, line: str) -> None:
     assert of_type(facts_of(tmp_path, line), PhaseSeen) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [" " * 65_536 + "1%|", "a " * 32_768 + "%|", "━" * 65_536, "━━━ " * 16_384, "12 " * 20_000 + "%|"],
+    ids=["blanks", "words", "bar", "bars", "numbers"],
+)
+def test_a_long_line_that_is_nearly_a_bar_costs_no_minutes(tmp_path: Path, line: str) -> None:
+    began = time.thread_time()
+    assert not of_type(facts_of(tmp_path, line), ProgressSeen)
+    assert time.thread_time() - began < 20

@@ -218,7 +218,7 @@ def _whole(value: Any) -> int:
         return int(bool(value))
     if isinstance(value, str):
         value = value.strip()
-        return int(value) if value.lstrip("-").isdecimal() and len(value) < 19 else 0
+        return int(value) if value.removeprefix("-").isdecimal() and len(value) < 19 else 0
     if isinstance(value, int):
         return value if -(1 << 62) < value < 1 << 62 else 0
     return 0

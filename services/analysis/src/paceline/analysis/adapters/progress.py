@@ -16,15 +16,16 @@ from paceline.analysis.facts import Fact, ProgressSeen
 _BARS_MAX = 16  # on one line
 _LOOK_CHARS = 400  # of a line: numbers further on are metrics
 _BAR = re.compile(
-    r"(?P<what>[^|\r\n]{0,80}?):?\s*\d{1,3}%(?:\|[^|]{0,200}| Completed "
+    r"(?P<what>[^|\r\n]{0,80}?):?\s{0,2}\d{1,3}%(?:\|[^|]{0,200}| Completed "
     r")\|\s*(?P<done>[\d.]{1,12}[kMG]?)/(?P<total>[\d.]{1,12}[kMG]?) "
     r"\[[\d:]+<[\d:?]+(?:,\s*(?P<rate>\d{1,18}(?:\.\d{1,18})?|\?)\s?(?P<unit>s/\w+|\w+/s))?"
 )
 _RICH = re.compile(
-    r"(?P<what>[\w /:.-]{0,80}?)\s*[━╸╺─]{3,}[━╸╺─ ]*\s*(?P<done>\d{1,18})/(?P<total>\d{1,18})"
+    r"(?P<what>[\w /:.-]{0,80}?)\s{0,2}[━╸╺─]{3}[━╸╺─ ]{0,300}\s{0,2}(?P<done>\d{1,18})/(?P<total>\d{1,18})"
     r"\s+[\d:]+(?:\s*•\s*[-\d:]+)?"
     r"(?:\s+(?P<rate>\d{1,18}(?:\.\d{1,18})?)\s?(?P<unit>s/it|it/s))?"
 )
+_GAP = re.compile(r"[^\S\r\n]{3,}")  # as two blanks: a bar behind a long one would be tried at each of them
 _OPEN = re.compile(
     r"(?<![\d/])(?P<done>\d{1,12})it \[[\d:]+,\s*(?P<rate>\d{1,18}(?:\.\d{1,18})?)\s?(?P<unit>s/it|it/s)"
 )
@@ -136,7 +137,7 @@ def _bars(text: str) -> Iterator[tuple[int, int | None, str, float | None]]:
         pattern = _OPEN
     else:
         return
-    for count, found in enumerate(pattern.finditer(text)):
+    for count, found in enumerate(pattern.finditer(_GAP.sub("  ", text))):
         if count >= _BARS_MAX:
             return
         groups = found.groupdict()
