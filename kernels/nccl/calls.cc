@@ -60,21 +60,6 @@ void note_message(Event* group, const Event* call, const char* name) {
   call->operation.function == PACELINE_FUNCTION_SEND ? members.sends++ : members.receives++;
 }
 
-paceline_operation_v1 describe(uint8_t function, uint8_t dtype, uint64_t count, int32_t peer) {
-  paceline_operation_v1 what{};
-  what.function = function;
-  what.dtype = dtype;
-  what.count = count;
-  what.bytes = count * dtype_bytes(dtype);
-  what.signature_count = counts_agree(function) ? count : 0;
-  what.peer = peer;
-  return what;
-}
-
-int32_t root_of(uint8_t function, int32_t root, const Comm* comm) {
-  return has_root(function) && root >= 0 && static_cast<uint32_t>(root) < comm->nranks ? root : -1;
-}
-
 // Sends and receives of one group that reach every member alike are one round, as NCCL carries out an all-to-all.
 bool is_all_to_all_group(const GroupPart& members) {
   if (members.comm == nullptr || !members.alike) return false;

@@ -4,6 +4,7 @@
 // observed: it is the newest call, and nobody knows more (docs/adr/0032-nccl-rounds.md).
 #include "operations.h"
 
+#include "names.h"
 #include "plugin.h"
 
 namespace paceline::nccl {
@@ -91,6 +92,21 @@ void show_counts(Comm* comm) {
 }
 
 }  // namespace
+
+paceline_operation_v1 describe(uint8_t function, uint8_t dtype, uint64_t count, int32_t peer) {
+  paceline_operation_v1 what{};
+  what.function = function;
+  what.dtype = dtype;
+  what.count = count;
+  what.bytes = count * dtype_bytes(dtype);
+  what.signature_count = counts_agree(function) ? count : 0;
+  what.peer = peer;
+  return what;
+}
+
+int32_t root_of(uint8_t function, int32_t root, const Comm* comm) {
+  return has_root(function) && root >= 0 && static_cast<uint32_t>(root) < comm->nranks ? root : -1;
+}
 
 void enter(Event* operation, const paceline_operation_v1& what, uint32_t events, uint64_t now_ns) {
   Comm* comm = operation->comm;

@@ -6,6 +6,10 @@
 
 namespace paceline::nccl {
 
+// An operation as its signature sees it; `peer`: root, or the other side of a message, -1 where there is none.
+paceline_operation_v1 describe(uint8_t function, uint8_t dtype, uint64_t count, int32_t peer);
+// `root` where the function has one and it is a member, else -1.
+int32_t root_of(uint8_t function, int32_t root, const Comm* comm);
 // Enters `operation` in the page and in the communicator's list. `events`: what was asked for when its group began.
 void enter(Event* operation, const paceline_operation_v1& what, uint32_t events, uint64_t now_ns);
 // Counts a collective for which there was no handle: rounds advance on all ranks alike, whatever a rank has left.
