@@ -3,7 +3,10 @@
 import argparse
 import sys
 
-from paceline.agent.commands import run
+from paceline.agent.commands import add
 
 if __name__ == "__main__":
-    sys.exit(run(argparse.Namespace(kafka=None, socket=None, node=None, interval=None)))
+    parser = argparse.ArgumentParser()
+    add(parser.add_subparsers())
+    arguments = parser.parse_args(["agent"])
+    sys.exit(arguments.run(arguments))
