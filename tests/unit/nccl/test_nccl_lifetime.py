@@ -314,7 +314,9 @@ def test_second_profiler_is_called_with_its_own_handles(start_nccl: StartNccl, t
     )
     assert not errors, errors
     log = tmp_path / "calls"
-    process = start_nccl(PACELINE_CHAIN_PROFILER=str(recorder), RECORDER_FILE=str(log), RECORDER_MASK="4094")
+    # Tier 1: a task is kept until its kernels have come, however late their thread is.
+    chained = {"PACELINE_CHAIN_PROFILER": str(recorder), "RECORDER_FILE": str(log), "RECORDER_MASK": "4094"}
+    process = start_nccl(PACELINE_NCCL_TIER="1", PACELINE_NCCL_BUDGET_PERCENT="100", **chained)
     trace = Trace()
     context = trace.init()
     trace.run(context)
