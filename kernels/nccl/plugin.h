@@ -38,6 +38,7 @@ void begin_detail(int* mask, uint32_t version);
 void begin_v4();  // this NCCL is from before the events of API calls
 void look_at_detail();
 void choose_events();
+// Of NCCL, for a second profiler as well.
 inline uint32_t events_asked() { return plugin().events.load(std::memory_order_relaxed); }
 
 // Time spent in callbacks (budget.cc), checked against the budget about once a second.

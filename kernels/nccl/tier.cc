@@ -73,10 +73,11 @@ void choose_events() {
   if (tier > tier_allowed()) tier = tier_allowed();
   bool kernels = tier >= 1 && (base_tier() >= 1 || detail >= PACELINE_DETAIL_LEVEL_FULL) && kernels_are_safe(state);
   uint32_t events = page != nullptr ? events_for(tier, kernels) : 0;  // nothing to write them to
-  state.events.store(events, std::memory_order_relaxed);
   show(tier, events);
+  events |= chained_events();  // what comes for either of us is tracked alike
+  state.events.store(events, std::memory_order_relaxed);
   int* mask = state.mask.load(std::memory_order_acquire);
-  if (mask != nullptr) __atomic_store_n(mask, static_cast<int>(events | chained_events()), __ATOMIC_RELAXED);
+  if (mask != nullptr) __atomic_store_n(mask, static_cast<int>(events), __ATOMIC_RELAXED);
 }
 
 void look_at_detail() {

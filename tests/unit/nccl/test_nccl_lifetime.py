@@ -314,13 +314,20 @@ def test_second_profiler_is_called_with_its_own_handles(start_nccl: StartNccl, t
     )
     assert not errors, errors
     log = tmp_path / "calls"
-    # Tier 1: a task is kept until its kernels have come, however late their thread is.
-    chained = {"PACELINE_CHAIN_PROFILER": str(recorder), "RECORDER_FILE": str(log), "RECORDER_MASK": "4094"}
-    process = start_nccl(PACELINE_NCCL_TIER="1", PACELINE_NCCL_BUDGET_PERCENT="100", **chained)
+    process = start_nccl(PACELINE_CHAIN_PROFILER=str(recorder), RECORDER_FILE=str(log), RECORDER_MASK="4094")
     trace = Trace()
     context = trace.init()
     trace.run(context)
+    late = trace.enter(context)
+    trace.launch_kernels(late)
+    trace.begin_task(late)
+    trace.end_task(late)
     process.make(trace)
+    assert process.frame()["completed"] == 1
+    trace.begin_kernels(late)  # long after NCCL is through with the task itself
+    trace.end_kernels(late)
+    process.make(trace)
+    assert process.frame()["completed"] == 2
     trace.finalize(context)
     process.make(trace)
     assert process.mask == 4094 | ENTRIES  # what either of them wants
@@ -337,6 +344,7 @@ def test_second_profiler_is_called_with_its_own_handles(start_nccl: StartNccl, t
         if kinds[handle] in (16, 64)
     }
     assert chains == {(16, 8, 2, 512, 256), (64, 2, 512, 256)}
+    assert sum(kind == 64 for kind in kinds.values()) == 4
     assert sum(line.startswith("start ") for line in lines) == sum(line.startswith("stop ") for line in lines)
     assert "unknown" not in log.read_text()
 
