@@ -238,7 +238,7 @@ async def test_cancelled_job(
 ) -> None:
     await start_agent()
     ranks = [await start_rank(number) for number in range(2)]
-    await eventually(lambda: len(publisher.values(NodeRecord)[-1].ranks) == 2)
+    await eventually(lambda: [len(record.ranks) for record in publisher.values(NodeRecord)][-1:] == [2])
     for rank in ranks:
         os.kill(rank.pid, signal.SIGTERM)
     record = await eventually(lambda: (r := publisher.job()) and r.state is JobState.CANCELLED and r)
