@@ -144,6 +144,22 @@ def test_both_at_once() -> None:
     assert [(root.kind, root.rank) for root in verdict.roots] == [(RootKind.RANK, 2), (RootKind.LINK, 5)]
 
 
+@pytest.mark.parametrize(("rounds", "named"), [(3, 0), (5, 2)])
+def test_slow_link_and_a_rank_that_became_late_a_round_later(rounds: int, named: int) -> None:
+    """Of three slow rounds two show the late rank: too few to name it, and half the cause is no answer."""
+
+    def times(number: int, rank: int) -> tuple[float, float]:
+        is_late = rank == 2 and number > 100
+        fastest = rank == 4 and number == 100
+        return (3.0 if is_late or fastest else 5.0, 3000.0 if rank == 6 else 100.0)
+
+    job = SlowJob().add(1, ALL, times, rounds=rounds)
+    job.baselines[0]["late_nats"] = -1.0  # a detector follows the key
+    verdict = judge(job.evidence())
+    assert verdict.verdict_class is (VerdictClass.S3 if named else VerdictClass.INCONCLUSIVE)
+    assert len(verdict.roots) == named
+
+
 @pytest.mark.parametrize(("wait", "expected"), [(1700.0, VerdictClass.S1), (0.0, VerdictClass.S3)])
 def test_late_rank_on_busy_hosts_accuses_no_link_where_all_wait_alike(
     wait: float, expected: VerdictClass

@@ -65,6 +65,8 @@ def slow(situation: Situation) -> Finding | None:
     if key.share <= policy.beta:
         return _link(situation, key, keys, None)
     if not key.is_steady(policy.slow_rounds_min):
+        if key.judged < policy.slow_window and key.slow.links and not key.is_rotating:
+            return _unexplained(situation, key, keys, steady=False)  # the next rounds say who is late
         return _link(situation, key, keys, None)
     if key.slow.even and own.explains(key.late_rank, key.lateness_us) is not False:
         # Everybody slower beside a late rank, and no link waited for more than another: hosts short of CPU.
