@@ -7,6 +7,7 @@ of each fault are forked from it.
 """
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -152,17 +153,15 @@ def ask_fr_trace(folder: Path) -> str:
 
 def hang(fault: str, folder: Path) -> None:
     """Eight ranks do what `fault` says; those that are still there dump after DUMP_AFTER_S and end."""
-    import torch.distributed
-
-    dist: Any = torch.distributed
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    importlib.import_module("torch.distributed")  # before the forks, so that it is loaded once
     children = []
-    for rank in range(RANKS):
-        child = os.fork()
-        if child == 0:
-            _run_rank(fault, folder, rank, store.port)
-        children.append(child)
-    _wait_for(children)
+    with tempfile.TemporaryDirectory(prefix="paceline-gloo-store-") as meeting:
+        for rank in range(RANKS):
+            child = os.fork()
+            if child == 0:
+                _run_rank(fault, folder, rank, Path(meeting, "store"))
+            children.append(child)
+        _wait_for(children)
 
 
 def _wait_for(children: Sequence[int]) -> None:
@@ -181,14 +180,15 @@ def _wait_for(children: Sequence[int]) -> None:
         time.sleep(0.05)
 
 
-def _run_rank(fault: str, folder: Path, rank: int, port: int) -> None:
+def _run_rank(fault: str, folder: Path, rank: int, meeting: Path) -> None:
     import torch.distributed
 
     dist: Any = torch.distributed
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     try:
         limit = timedelta(seconds=TIMEOUT_S)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+        # No TCPStore: its server is a thread of the process that forks, and clients hang after a fork.
+        store = dist.FileStore(str(meeting), RANKS)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
         second = dist.new_group(list(range(RANKS)), timeout=limit)
         for _ in range(WARM):
