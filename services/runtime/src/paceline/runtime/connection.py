@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import chain
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -128,6 +129,8 @@ async def _abandon(client: AIOKafkaProducer) -> None:
         await asyncio.wait([sender.sender_task], timeout=CLOSE_S_MAX)
         if sender.sender_task.done() and not sender.sender_task.cancelled():
             sender.sender_task.exception()  # looked at: what it says of abandoned batches is no news
-    client._message_accumulator.fail_all(  # noqa: SLF001
-        KafkaUnavailable("the producer was closed before the broker acknowledged")
-    )
+    accumulator = client._message_accumulator  # noqa: SLF001
+    batches = [*chain.from_iterable(accumulator._batches.values()), *accumulator._pending_batches]  # noqa: SLF001
+    accumulator.fail_all(KafkaUnavailable("the producer was closed before the broker acknowledged"))
+    for batch in batches:
+        batch._drain_waiter.exception()  # noqa: SLF001 - looked at: mostly nobody waits for its room
