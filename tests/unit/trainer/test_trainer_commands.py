@@ -1,6 +1,7 @@
 import argparse
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from paceline.contracts.cli import main
 from paceline.trainer import commands, recording
+from paceline.trainer.nccl_found import Family, FoundNccl
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -125,3 +127,51 @@ def test_wrong_words_for_a_recording(
     assert commands.run(parse("--record", "out", *words, "--", sys.executable)) == commands.USAGE
     assert said in capsys.readouterr().err
     assert executed == []
+
+
+@pytest.fixture
+def found_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL 2.29.7 and a plugin, whatever this machine has."""
+    found = FoundNccl(Family.NCCL, (2, 29, 7), "nvidia-nccl-cu13", "2.13.0")
+    monkeypatch.setattr(commands, "find_nccl", lambda program, environment: found)
+    monkeypatch.setattr(commands, "native_files", lambda: ("/opt/it's/libpaceline-nccl-profiler.so", None))
+    monkeypatch.setattr(commands, "read_conf", lambda environment: {})
+    monkeypatch.delenv("NCCL_PROFILER_PLUGIN", raising=False)
+
+
+@pytest.mark.usefixtures("found_nccl")
+def test_the_plugin_is_in_the_environment_and_said(
+    executed: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.run(parse("--", sys.executable))
+    assert executed[0][2]["NCCL_PROFILER_PLUGIN"] == "/opt/it's/libpaceline-nccl-profiler.so"
+    said = capsys.readouterr().err
+    assert "NCCL 2.29.7 (nvidia-nccl-cu13, torch 2.13.0)" in said
+    assert "on  profiler plugin" in said
+    assert "off preload shim: not needed" in said
+
+
+@pytest.mark.usefixtures("found_nccl")
+def test_a_dry_run_runs_nothing(executed: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(parse("--dry-run", "--record", "out", "--", sys.executable)) == 0
+    assert executed == []
+    assert "NCCL_PROFILER_PLUGIN='/opt/it'\"'\"'s/libpaceline-nccl-profiler.so'" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("found_nccl")
+def test_exports_are_read_back_by_a_shell(
+    executed: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PACELINE", raising=False)
+    monkeypatch.delenv("PACELINE_NAME", raising=False)
+    assert commands.run(parse("--print-env", "--name", "a $b")) == 0
+    lines = capsys.readouterr().out
+    script = f'{lines}\nprintf "%s|%s|%s" "$PACELINE" "$PACELINE_NAME" "$NCCL_PROFILER_PLUGIN"'
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "1|a $b|/opt/it's/libpaceline-nccl-profiler.so"
+    assert executed == []
+
+
+def test_exports_cannot_follow_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(parse("--print-env", "--record", "out")) == commands.USAGE
+    assert "leave --print-env out" in capsys.readouterr().err

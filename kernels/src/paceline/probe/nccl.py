@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 PLUGIN = "libpaceline-nccl-profiler.so"
+SHIM = "libpaceline-nccl-shim.so"
 # Relative to the folder `kernels` of the source tree: the page writer, and what speaks with NCCL.
 PLUGIN_SOURCES = (
     "native/communicator.cc",
@@ -53,6 +54,12 @@ PLUGIN_LINK = (
 def plugin_path() -> Path | None:
     """The built plugin, None where this installation has none (no compiler, or not Linux)."""
     path = Path(__file__).with_name(PLUGIN)
+    return path if path.is_file() else None
+
+
+def shim_path() -> Path | None:
+    """The built library for LD_PRELOAD, None where this installation has none."""
+    path = Path(__file__).with_name(SHIM)
     return path if path.is_file() else None
 
 
