@@ -107,7 +107,7 @@ def agent_folder() -> Path:
 async def start_agent(agent_folder: Path, publisher: MemoryPublisher) -> AsyncIterator[StartAgent]:
     apps: list[AgentApp] = []
 
-    async def start(**changes: object) -> AgentApp:
+    async def start(gpu_command: tuple[str, ...] = (), **changes: object) -> AgentApp:
         settings = AgentSettings(
             **{
                 "socket": agent_folder / "agent.sock",
@@ -115,10 +115,12 @@ async def start_agent(agent_folder: Path, publisher: MemoryPublisher) -> AsyncIt
                 "node": "n1",
                 "interval_s": 0.1,
                 "drain_s": 0.5,
+                "root": agent_folder / "root",
+                "watch_gpus": False,
                 **changes,
             }  # type: ignore[arg-type]
         )
-        app = AgentApp(settings, SystemClock(), publisher)
+        app = AgentApp(settings, SystemClock(), publisher, gpu_command=gpu_command)
         await app.start()
         apps.append(app)
         return app

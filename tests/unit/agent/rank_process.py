@@ -27,7 +27,7 @@ class Rank:
             os.setuid(uid)
         self.hello = Hello(
             job, "declared", attempt, "declared", rank, world_size, rank, os.getpid(), read_start(),
-            versions={"torch": "2.13.0"}, coordinates={"dp": rank},
+            versions={"torch": "2.13.0"}, coordinates={"dp": rank}, gpu=rank,
         )  # fmt: skip
         policy = RetryPolicy(first_s=0.05, max_s=0.2, refused_first_s=0.05, refused_max_s=0.2)
         self.link = AgentConnection(

@@ -113,6 +113,12 @@ class HealthKind(str, Enum):
     NVLINK = "nvlink"
     THERMAL = "thermal"
     LINK = "link"
+    LINK_BACK = "link_back"  # takes back LINK of the same node and device
+    LINK_ERRORS = "link_errors"  # counted, and transfers go on
+    GPU_SILENT = "gpu_silent"  # the driver does not answer for this GPU
+    GPU_ANSWERS = "gpu_answers"  # takes back GPU_SILENT
+    GPU_SPINNING = "gpu_spinning"  # a kernel that only waits: busy, without memory traffic, at low power
+    HOST_MEMORY = "host_memory"  # the kernel killed a process to get memory
 
 
 @dataclass(frozen=True)
@@ -131,3 +137,4 @@ class HealthEvent:
     gpu: int | None = None
     code: int | None = None  # for example the Xid
     message: str = ""
+    device: str = ""  # of a port or switch: mlx5_0/1, nvswitch2

@@ -1,12 +1,12 @@
-"""The agent as one app: socket, sampler, delivery."""
+"""The agent as one app: socket, sampler, devices, delivery."""
 
 import resource
 from collections import Counter
 
 from paceline.agent.delivery import Deliverer, Event, EventQueue, Frame, FrameQueue, Publisher
+from paceline.agent.devices import Devices
 from paceline.agent.disk_ring import DiskRing, Ring
 from paceline.agent.event_file import EventFile
-from paceline.agent.gpu import GpuStatus, read_gpus
 from paceline.agent.graves import GravesFile
 from paceline.agent.outbox import Outbox
 from paceline.agent.pages import open_page
@@ -40,6 +40,7 @@ class AgentApp:
         proc: ProcReader | None = None,
         page_opener: OpenPage = open_page,
         ring: Ring | None = None,
+        gpu_command: tuple[str, ...] = (),
     ) -> None:
         self.drops: Counter[str] = Counter()
         self._settings = settings
@@ -56,6 +57,9 @@ class AgentApp:
         self._reception = Reception(settings, self.roster, proc, page_opener, self.drops, agent)
         self.sampler = Sampler(settings, clock, self.roster, self._push_frame, self.drops)
         self._server = SocketServer(settings.socket, self._reception, self.drops, settings.connections_max)
+        self.devices = Devices(
+            settings, clock, self.roster, self.push_event, self.drops, gpu_command=gpu_command
+        )
         self._roster_file = RosterFile(settings.state_dir / "roster.json")
         self._event_file = EventFile(settings.state_dir / "events.json", self._events)
         self._graves_file = GravesFile(settings.state_dir / "graves.json", self._outbox.graves)
@@ -106,7 +110,7 @@ class AgentApp:
         await self._publisher.start()
         self._tasks.spawn("agent-sample", self._sample())
         self._tasks.spawn("agent-deliver", self._deliverer.run())
-        self._tasks.spawn("agent-gpus", self._look_at_gpus())
+        self.devices.start(self._tasks)
         self._deliverer.wake()
 
     async def stop(self) -> None:
@@ -115,6 +119,7 @@ class AgentApp:
             return
         self._started = False
         await self._tasks.cancel()
+        self.devices.close()
         self._server.stop()
         self.roster.release_all()
         for job in self.roster.jobs.values():
@@ -138,14 +143,6 @@ class AgentApp:
             # A late sample does not make the following ones come in a burst.
             next_ns = max(next_ns + interval_ns, self._clock.monotonic_ns())
             await self._clock.sleep((next_ns - self._clock.monotonic_ns()) / 1e9)
-
-    async def _look_at_gpus(self) -> None:
-        report = await read_gpus(self._settings.gpu_timeout_s)
-        gauge("paceline.agent.gpus", len(report.gpus))
-        if report.status is GpuStatus.OK:
-            log.info("gpus", driver=report.driver, names=[gpu.name for gpu in report.gpus])
-        elif report.status is not GpuStatus.NO_DRIVER:
-            log.warning("gpus_unreadable", status=report.status.value, detail=report.detail)
 
     def _push_frame(self, key: str, value: bytes) -> None:
         self._frames.push(Frame(key, value))

@@ -42,6 +42,12 @@ class AgentSettings(BaseSettings):
     # How long the registry records of an ended job stay in their topic; while the agent is away they wait.
     registry_retain_s: Annotated[float, Field(gt=0, le=366 * 86_400)] = 86_400.0
     drain_s: Seconds = 3.0
+    # Devices of this node, read only: NVML by a child, the kernel's log, ports of RDMA devices.
+    root: Path = Path("/")  # where dev, proc, sys and var are looked for
+    watch_gpus: bool = True
+    watch_kernel: bool = True
+    watch_ports: bool = True
+    gpu_interval_s: Annotated[float, Field(ge=0.05, le=300.0)] = 5.0
     gpu_timeout_s: Seconds = 10.0
     # What is collected for an incident; a command may ask for less, never for more.
     evidence_bytes_max: Annotated[int, Field(ge=1 * MIB, le=ARCHIVE_BYTES_MAX)] = ARCHIVE_BYTES_MAX

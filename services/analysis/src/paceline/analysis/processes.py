@@ -1,5 +1,6 @@
 """What became of each process: alive, ended in order, dead, frozen, traced, silent."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,14 @@ from paceline.contracts.registry import HealthEvent, HealthKind
 
 # Told to stop: SIGTERM and SIGINT as the kernel says it, and as shells and Python pass it on.
 STOP_CODES = (-15, -2, 143, 130)
-HARDWARE = frozenset({HealthKind.XID, HealthKind.ECC, HealthKind.NVLINK, HealthKind.THERMAL, HealthKind.LINK})
+HARDWARE = frozenset(
+    {HealthKind.XID, HealthKind.ECC, HealthKind.NVLINK, HealthKind.LINK, HealthKind.GPU_SILENT}
+)
+# What accuses nobody by itself and is said beside a verdict on the same rank or node.
+REMARKS = frozenset(
+    {HealthKind.THERMAL, HealthKind.LINK_ERRORS, HealthKind.GPU_SPINNING, HealthKind.HOST_MEMORY}
+)
+_TAKES_BACK = {HealthKind.GPU_ANSWERS: HealthKind.GPU_SILENT, HealthKind.LINK_BACK: HealthKind.LINK}
 _GATED = (Phase.INIT, Phase.COMPILE, Phase.CHECKPOINT, Phase.EVALUATE, Phase.DATA, Phase.FINISH)
 
 
@@ -33,7 +41,8 @@ class Processes:
     gated: Mask  # in a declared phase other than training
     cancelled: bool
     lost_nodes: tuple[str, ...]
-    hardware: tuple[HealthEvent, ...]
+    hardware: tuple[HealthEvent, ...]  # what may stop a rank, and was not taken back
+    remarks: tuple[HealthEvent, ...]
 
 
 def read_processes(evidence: JobEvidence, policy: JudgePolicy) -> Processes:
@@ -49,15 +58,12 @@ def read_processes(evidence: JobEvidence, policy: JudgePolicy) -> Processes:
     frozen = np.zeros(evidence.world_size, np.bool_)
     lost_nodes: dict[str, bool] = {}
     cancelled = evidence.job_state == "cancelled"
-    hardware = []
     for event in evidence.health:
         rank = event.rank
         if event.kind in (HealthKind.HEARTBEAT_LOST, HealthKind.HEARTBEAT_BACK):
             lost_nodes[event.node] = event.kind is HealthKind.HEARTBEAT_LOST
         elif event.kind is HealthKind.CANCELLED:
             cancelled = True
-        elif event.kind in HARDWARE:
-            hardware.append(event)
         elif rank is not None and 0 <= rank < evidence.world_size:
             if event.kind is HealthKind.PROCESS_EXIT:
                 gone[rank] = True
@@ -65,7 +71,7 @@ def read_processes(evidence: JobEvidence, policy: JudgePolicy) -> Processes:
                 if event.exit_code is not None:
                     explained[rank] |= event.exit_code != 0
                     exit_code[rank] = event.exit_code
-            else:
+            elif event.kind in (HealthKind.PROCESS_FROZEN, HealthKind.PROCESS_RESUMED):
                 frozen[rank] = event.kind is HealthKind.PROCESS_FROZEN
     silent_nodes = [node for node, is_lost in lost_nodes.items() if is_lost]
     lost_index = [index for index, node in enumerate(evidence.nodes) if node in silent_nodes]
@@ -91,5 +97,25 @@ def read_processes(evidence: JobEvidence, policy: JudgePolicy) -> Processes:
         gated=seen & np.isin(rows["phase"], _GATED),
         cancelled=cancelled,
         lost_nodes=tuple(silent_nodes),
-        hardware=tuple(hardware),
+        hardware=_standing(evidence.health, HARDWARE),
+        remarks=_standing(evidence.health, REMARKS),
     )
+
+
+def _standing(health: Iterable[HealthEvent], kinds: frozenset[HealthKind]) -> tuple[HealthEvent, ...]:
+    """Events of `kinds` that nothing took back, in order; the copy that names a rank before that of its
+    node, and of two copies of one occasion that."""
+    found: dict[tuple[object, ...], HealthEvent] = {}
+    for event in health:
+        if (over := _TAKES_BACK.get(event.kind)) in kinds:
+            for key in [key for key in found if key[:4] == (over, event.node, event.gpu, event.device)]:
+                del found[key]
+        if event.kind not in kinds:
+            continue
+        key = (event.kind, event.node, event.gpu, event.device, event.code, event.at_unix_s)
+        known = found.get(key)
+        if known is None or (known.rank is None and event.rank is not None):
+            found[key] = event
+        elif known.rank != event.rank and event.rank is not None:
+            found[(*key, event.rank)] = event  # two ranks share the GPU
+    return tuple(found.values())

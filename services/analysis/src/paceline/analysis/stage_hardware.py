@@ -21,8 +21,6 @@ def hardware(situation: Situation) -> Finding | None:
     for event in situation.processes.hardware:
         if event.kind is HealthKind.XID and event.code in _XID_IGNORED:
             continue
-        if event.kind is HealthKind.THERMAL:
-            continue  # slows a GPU, does not stop it
         ranks = _concerned(situation, _ranks_of(situation, event))
         if len(ranks) == 0:
             continue

@@ -1,7 +1,5 @@
-"""Batches by shard and chunk; the GPU reader without a driver and with a bad one."""
+"""Batches by shard and chunk."""
 
-import json
-import sys
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -11,7 +9,6 @@ import pytest
 
 from paceline.agent import batches
 from paceline.agent.batches import Sample, chunk_rows, encode_sample, merge_rows, split_shards
-from paceline.agent.gpu import GpuStatus, read_gpus
 from paceline.agent.registry import shards_for
 from paceline.contracts.batch import (
     BATCH_BYTES_MAX,
@@ -94,36 +91,3 @@ def test_a_sample_beyond_the_bound_is_cut_counted_and_says_so(
 )
 def test_shards_follow_from_the_size_alone(ranks: int, shards: int) -> None:
     assert shards_for(ranks) == shards
-
-
-async def read(script: str, timeout_s: float = 20.0) -> Any:
-    return await read_gpus(timeout_s, (sys.executable, "-c", script))
-
-
-async def test_no_driver_is_a_normal_case() -> None:
-    report = await read_gpus(30)
-    assert report.status in (GpuStatus.NO_DRIVER, GpuStatus.OK)
-
-
-async def test_gpus_are_read() -> None:
-    gpu = {"index": 0, "uuid": "GPU-1", "name": "H200", "memory_bytes": 1, "temperature_c": 40,
-           "utilization_percent": None}  # fmt: skip
-    report = await read(
-        f"print('''{json.dumps({'status': 'ok', 'gpus': [gpu], 'driver': '1', 'detail': ''})}''')"
-    )
-    assert (report.status, report.gpus[0].name) == (GpuStatus.OK, "H200")
-
-
-async def test_driver_that_hangs_costs_only_its_reader() -> None:
-    report = await read("import time; time.sleep(60)", timeout_s=0.3)
-    assert report.status is GpuStatus.TIMEOUT
-    assert "0.3 s" in report.detail
-
-
-@pytest.mark.parametrize("script", ["", "print('x')", "print('{}')", "print('[]')", "import os; os.abort()"])
-async def test_reader_that_breaks(script: str) -> None:
-    assert (await read(script)).status is GpuStatus.ERROR
-
-
-async def test_reader_that_cannot_start() -> None:
-    assert (await read_gpus(1, ("/nonexistent",))).status is GpuStatus.ERROR
