@@ -10,6 +10,7 @@ namespace paceline::nccl {
 namespace {
 
 constexpr uint32_t kTierMax = 2;
+constexpr uint64_t kAgentSilentNs = 30'000'000'000;  // three samples of the slowest agent
 constexpr uint32_t kEntries = event::kGroupApi | event::kCollApi | event::kP2pApi | event::kKernelLaunch |
                               event::kColl | event::kP2p;
 constexpr uint32_t kEntriesV4 = event::kGroup | event::kColl | event::kP2p;
@@ -24,6 +25,16 @@ uint32_t base_tier() {
     return known ? static_cast<uint32_t>(text[0] - '0') : 0u;
   }();
   return tier;
+}
+
+// What the agent asks for. More than the default is taken back when the agent has died: nobody else would.
+uint32_t requested_detail(paceline_page_v1* page) {
+  constexpr uint32_t kDefault = PACELINE_DETAIL_LEVEL_ROUNDS;
+  if (page == nullptr) return kDefault;
+  uint32_t detail = get(page->requested().detail);
+  if (detail <= kDefault) return detail;
+  uint64_t beat_ns = get(page->requested().agent_beat_ns), now_ns = monotonic_ns();
+  return now_ns > beat_ns && now_ns - beat_ns > kAgentSilentNs ? kDefault : detail;
 }
 
 // Kernel events cost too much, or hurt, in these cases (docs/nccl.md); what is not known is allowed.
@@ -66,7 +77,7 @@ void choose_events() {
   std::lock_guard<std::mutex> guard(choosing);
   Plugin& state = plugin();
   paceline_page_v1* page = live_page();
-  uint32_t detail = page != nullptr ? get(page->requested().detail) : PACELINE_DETAIL_LEVEL_ROUNDS + 0u;
+  uint32_t detail = requested_detail(page);
   state.seen_detail.store(detail, std::memory_order_relaxed);
   uint32_t tier = base_tier();
   if (detail >= PACELINE_DETAIL_LEVEL_EDGES) tier = kTierMax;
@@ -84,7 +95,7 @@ void look_at_detail() {
   Plugin& state = plugin();
   paceline_page_v1* page = live_page();
   if (page == nullptr) return;
-  bool same = get(page->requested().detail) == state.seen_detail.load(std::memory_order_relaxed);
+  bool same = requested_detail(page) == state.seen_detail.load(std::memory_order_relaxed);
   if (!same || chain_wants_more()) choose_events();
 }
 

@@ -35,11 +35,13 @@ class Answer(str, Enum):
     DUPLICATE = "duplicate"
     EXPIRED = "expired"
     BUSY = "busy"
+    NO_JOB = "no_job"  # no process of the attempt lives here
+    BAD_ARGUMENT = "bad_argument"
 
     @property
     def is_told(self) -> bool:
         """Whether the sender gets a result: what is not signed gets none."""
-        return self in (Answer.EXPIRED, Answer.BUSY)
+        return self in (Answer.EXPIRED, Answer.BUSY, Answer.NO_JOB, Answer.BAD_ARGUMENT)
 
 
 @dataclass(frozen=True)
@@ -54,22 +56,30 @@ class Load:
 
 
 def decide_command(command: Command, node: str, key: bytes | None, now_unix_s: float, load: Load) -> Answer:
-    """Evidence is the only thing this release collects by command."""
+    """Whether evidence is collected."""
+    if command.node == node and command.kind is not CommandKind.FREEZE_EVIDENCE:
+        return Answer.OTHER_KIND
+    answer = check_command(command, node, key, now_unix_s, load.known)
+    if answer is not Answer.ACCEPT:
+        return answer
+    if load.waiting >= load.waiting_max or load.last_hour >= load.per_hour_max:
+        return Answer.BUSY
+    return Answer.ACCEPT
+
+
+def check_command(
+    command: Command, node: str, key: bytes | None, now_unix_s: float, known: Collection[str]
+) -> Answer:
+    """What holds for commands of every kind."""
     if command.node != node:
         return Answer.OTHER_NODE
-    if command.kind is not CommandKind.FREEZE_EVIDENCE:
-        return Answer.OTHER_KIND
     if key is None:
         return Answer.NO_KEY
     if not is_signed(command, key):
         return Answer.UNSIGNED
-    if command.id in load.known:
+    if command.id in known:
         return Answer.DUPLICATE
-    if command.expires_unix_s <= now_unix_s:
-        return Answer.EXPIRED
-    if load.waiting >= load.waiting_max or load.last_hour >= load.per_hour_max:
-        return Answer.BUSY
-    return Answer.ACCEPT
+    return Answer.EXPIRED if command.expires_unix_s <= now_unix_s else Answer.ACCEPT
 
 
 @dataclass(frozen=True)

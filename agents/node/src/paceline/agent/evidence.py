@@ -1,4 +1,5 @@
-"""Ships what this node shows when an incident asks for it, before anything is killed.
+"""Obeys commands: ships what this node shows when an incident asks for it, before anything is killed, and
+sets the detail of probes.
 
 Beside the agent, not inside: it reads commands, runs the collector and sends the archive in parts, one
 at a time. It never crashes the agent and never waits in the sampling task. One command at a time.
@@ -15,9 +16,10 @@ from pathlib import Path
 from paceline.agent.app import AgentApp
 from paceline.agent.collecting import Answer, Load, Run, bounded, decide_command, run_collector
 from paceline.agent.delivery import Event, Publisher, PublishError, PublishRejected
+from paceline.agent.detail_command import set_detail
 from paceline.agent.kafka_publisher import KafkaPublisher
 from paceline.agent.settings import AgentSettings
-from paceline.contracts.commands import Command, CommandOutcome, CommandResult
+from paceline.contracts.commands import Command, CommandKind, CommandOutcome, CommandResult
 from paceline.contracts.events import EventType
 from paceline.contracts.evidence import PART_BYTES_MAX, EvidencePart, parts_of
 from paceline.contracts.ids import derived_id
@@ -82,7 +84,7 @@ class EvidenceApp:
         """Begin in the background; never fails, never waits for Kafka."""
         self._clear()  # of an agent that was killed
         if self._key is None:
-            log.info("no_command_key", consequence="this node ships no evidence")
+            log.info("no_command_key", consequence="this node obeys no command")
             return
         await self._consumer.start()
         self._tasks.spawn("agent-evidence", self._work())
@@ -107,7 +109,9 @@ class EvidenceApp:
         return ()
 
     def take(self, command: Command) -> Answer:
-        """Queue the command, or say why not."""
+        """Queue the command, or say why not; detail is set at once."""
+        if command.kind is CommandKind.SET_DETAIL:
+            return self._take_detail(command)
         now_s = self._clock.monotonic_ns() / 1e9
         last_hour = sum(now_s - began_s < HOUR_S for began_s in self._began_s)
         load = Load(
@@ -119,12 +123,28 @@ class EvidenceApp:
             self._known.append(command.id)
             self._began_s.append(now_s)
             self._queue.put_nowait(command)
-        elif answer.is_told:
+        else:
+            self._decline(command, answer, "not collected")
+        return answer
+
+    def _take_detail(self, command: Command) -> Answer:
+        answer, message = set_detail(
+            command, self._agent, self._settings.node, self._key, self._clock, self._known
+        )
+        self._count(answer.value)
+        if answer is Answer.ACCEPT:
+            self._known.append(command.id)
+            self._tell(command, CommandOutcome.DONE, message)
+        else:
+            self._decline(command, answer, message)
+        return answer
+
+    def _decline(self, command: Command, answer: Answer, message: str) -> None:
+        if answer.is_told:
             outcome = CommandOutcome.EXPIRED if answer is Answer.EXPIRED else CommandOutcome.REFUSED
-            self._tell(command, outcome, f"not collected: {answer.value}")
+            self._tell(command, outcome, f"{message}: {answer.value}")
         if answer is Answer.UNSIGNED:
             log.warning("command_unsigned", id=command.id[:80], job=command.job[:80])
-        return answer
 
     def _count(self, answer: str) -> None:
         self.answers[answer] += 1

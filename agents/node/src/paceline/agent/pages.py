@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paceline.contracts.codes import DetailLevel
 from paceline.contracts.dtypes import EDGE_DTYPE, PEER_DTYPE, ROUND_DTYPE, ROUND_TIMES_DTYPE
 from paceline.contracts.layout import ROUNDS_MAX
 from paceline.probe.errors import PageError
@@ -52,6 +53,11 @@ class MappedPage:
         """Tell the process, through the control page, that its agent is alive."""
         if self._reader.control is not None:
             self._reader.control.beat()
+
+    def request_detail(self, level: DetailLevel) -> None:
+        """Ask the probe for a level, through the control page."""
+        if self._reader.control is not None:
+            self._reader.control.write(level)
 
     def close(self) -> None:
         self._reader.close()

@@ -11,7 +11,7 @@ from paceline.agent.registry import JobKey
 from paceline.agent.rows import Facts, RowMemory
 from paceline.agent.socket_server import Connection
 from paceline.contracts.agent_socket import Goodbye, Hello
-from paceline.contracts.codes import ExitKind, ProcessState
+from paceline.contracts.codes import DetailLevel, ExitKind, ProcessState
 
 
 class Page(Protocol):
@@ -20,6 +20,8 @@ class Page(Protocol):
     def read(self) -> PageView: ...
 
     def beat(self) -> None: ...
+
+    def request_detail(self, level: DetailLevel) -> None: ...
 
     def close(self) -> None: ...
 
@@ -47,6 +49,7 @@ class Process:
     frozen_beats: int | None = None  # native beats when it was stopped, None while it is not
     exit: Exit | None = None
     pageless_ns: int | None = None  # when a sample first found no page
+    detail: tuple[Page, DetailLevel] | None = None  # what was last asked for, through which page
 
     @property
     def rank(self) -> int:
@@ -56,6 +59,19 @@ class Process:
     def shown_pid(self) -> int:
         """The pid for people and records: the node's own where the agent sees it."""
         return self.pid or self.hello.pid
+
+    @property
+    def detail_asked(self) -> DetailLevel | None:
+        """The level asked for through the page it has now, None before that."""
+        return self.detail[1] if self.detail is not None and self.detail[0] is self.page else None
+
+    def request_detail(self, level: DetailLevel) -> None:
+        """Ask through the control page, once for each page and level: an earlier agent may have asked for
+        another."""
+        if self.page is None or self.detail_asked == level:
+            return
+        self.page.request_detail(level)
+        self.detail = (self.page, level)
 
     @property
     def facts(self) -> Facts:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.agent.batches import Sample, encode_sample, merge_rows
 from paceline.agent.delivery import FRAME_DROPS
+from paceline.agent.detail import DetailControl, DetailPolicy
 from paceline.agent.pages import PageFault
 from paceline.agent.processes import Process
 from paceline.agent.registry import LocalJob
@@ -29,8 +30,14 @@ class Sampler:
     """Reads pages and pushes frames. One event loop owns it; a sample never waits."""
 
     def __init__(
-        self, settings: AgentSettings, clock: Clock, roster: Roster, push: PushFrame, drops: Counter[str]
+        self,
+        settings: AgentSettings,
+        clock: Clock,
+        roster: Roster,
+        push: PushFrame,
+        drops: Counter[str],
     ) -> None:
+        self.detail = DetailControl(DetailPolicy.of(settings))
         self.samples = 0
         self.pages_read = 0
         self.bytes_encoded = 0
@@ -58,12 +65,14 @@ class Sampler:
                 self._roster.sync(job)
         known = set(self._roster.processes.values())
         self._kept = {process: rows for process, rows in self._kept.items() if process in known}
+        self.detail.forget(self._roster.jobs)
 
     def sample(self, job: LocalJob, last: Process | None = None) -> None:
         """Read and publish one job now; `last` is a process whose page is read for the last time."""
         now_ns = self._clock.monotonic_ns()
         processes = self._roster.of_job(job.key)
         suspicions = [self._read(process, now_ns) for process in processes]
+        self.detail.update(job.key, processes, now_ns)
         detail = any(suspicion is not Suspicion.NONE for suspicion in suspicions)
         parts = [self._rows_of(process, now_ns, detail, process is last) for process in processes]
         self._note_running(job, parts)

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from socket import gethostname
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -49,6 +49,11 @@ class AgentSettings(BaseSettings):
     watch_ports: bool = True
     gpu_interval_s: Annotated[float, Field(ge=0.05, le=300.0)] = 5.0
     gpu_timeout_s: Seconds = 10.0
+    # How much probes are asked for where an operation stands still, and for how long (docs/adr/0037).
+    detail_level: Literal["rounds", "edges", "full"] = "edges"
+    detail_hold_s: Seconds = 60.0
+    detail_s_max: Seconds = 600.0
+    detail_per_hour_max: Count = 6
     # What is collected for an incident; a command may ask for less, never for more.
     evidence_bytes_max: Annotated[int, Field(ge=1 * MIB, le=ARCHIVE_BYTES_MAX)] = ARCHIVE_BYTES_MAX
     evidence_s_max: Seconds = 60.0
