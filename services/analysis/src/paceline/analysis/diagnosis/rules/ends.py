@@ -6,6 +6,7 @@ torchelastic's child failures, SIGABRT after a watchdog, "out of memory" out of 
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.analysis.diagnosis.answer import Blame, Ground
 from paceline.analysis.diagnosis.case import Case, is_before, seconds_after
@@ -56,15 +57,40 @@ _UNHEARD_SHARE = 3  # complaining ranks for each one of which there is not even 
 _MOST = 0.5  # of the ranks that speak: they raised the same, the others were ended or cut off
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _GOES_ON_S = 120.0  # of steps after a kill: a job that lost a process has stopped by then
+_ALONE = 0.6  # confidence of an error beside which nobody waits
 _DIED_FIRST_MAX = 0.5  # more deaths than this share of the known ranks: the launcher has ended the job
 
 
 def own_failure(case: Case) -> Finding | None:
     """A process raised an error of its own while the others waited."""
+    if _somebody_waits(case) or any(map(case.of, (ProcessEnd, DeviceEvent, FlightDump))):
+        return _own_failure(case)
+    return None
+
+
+def raised_alone(case: Case) -> Finding | None:
+    """The same where no other rank says that it waits: an error that went through to the log, and no step
+    after it. One log of many is the usual input, so it is said with less confidence."""
+    found = _own_failure(case)
+    faults = [fault for fault in case.of(ProcessFault) if is_own_error(fault)]
+    went_on = any(is_before(fault, step) for fault in faults for step in case.of(ProgressSeen))
+    if found is None or went_on or found.verdict_class is not VerdictClass.H1:
+        return None if went_on else found
+    ranks = ranks_text([root.rank for root in found.roots if root.rank is not None])
+    return replace(
+        found,
+        reason="raised_alone",
+        confidence=_ALONE,
+        summary=f"{ranks} failed ({_clean(faults[0].text)}); no other rank says here that it waits",
+        would_decide=("the logs of all ranks, not of one",),
+    )
+
+
+def _own_failure(case: Case) -> Finding | None:
     own = [
         fault for fault in case.of(ProcessFault) if is_own_error(fault) and not _is_consequence(case, fault)
     ]
-    if not own or not (_somebody_waits(case) or any(map(case.of, (ProcessEnd, DeviceEvent, FlightDump)))):
+    if not own:
         return None
     timed = [fault for fault in own if fault.time_s is not None]
     first = min(timed, key=lambda fault: fault.time_s or 0.0) if len(timed) == len(own) else own[0]

@@ -144,6 +144,7 @@ RULES: tuple[Rule, ...] = (
     recorded.undecided,
     judged.dumps_undecided,
     recorded.calm,
+    ends.raised_alone,
 )
 
 
