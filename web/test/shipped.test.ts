@@ -18,7 +18,7 @@ function shipped(state: Shipped["state"], ...states: Schemas["ShipmentRead"]["st
     bytes_count: 0,
     sha256: "",
   }));
-  return { state, nodes };
+  return { state, says: "", nodes };
 }
 
 describe("logs from the nodes", () => {

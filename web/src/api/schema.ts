@@ -2072,10 +2072,13 @@ export interface components {
         /**
          * ShippedRead
          * @description What nodes ship before anything is killed. `state` is that of the newest opening of the incident:
-         *     nothing is killed while it is pending.
+         *     nothing is killed while it is pending. `says` is what the files say by themselves, read beside the
+         *     verdict; empty until they are read.
          */
         ShippedRead: {
             state: components["schemas"]["EvidenceState"];
+            /** Says */
+            says: string;
             /** Nodes */
             nodes: components["schemas"]["ShipmentRead"][];
         };

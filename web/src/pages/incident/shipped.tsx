@@ -73,6 +73,7 @@ export function ShippedLogs({ shipped }: { readonly shipped: Shipped }) {
     <section aria-label="Logs from the nodes" className="mt-4">
       <h3 className="mb-1 text-soft text-xs uppercase tracking-wider">Logs from the nodes</h3>
       <p className="mb-2">{stateWords(shipped)}</p>
+      {shipped.says && <p className="mb-2 break-words">Read on arrival: {shipped.says}.</p>}
       <Table
         label="What the nodes shipped"
         stacks

@@ -17,6 +17,7 @@ from paceline.incidents.registry import check_communicator, check_job, check_nod
 from paceline.incidents.retention import clean
 from paceline.incidents.scaling import write_window
 from paceline.incidents.settings import IncidentsSettings
+from paceline.incidents.shipped_reading import read_shipped
 from paceline.incidents.shipping import expire_requests, keep_part, note_result
 from paceline.incidents.verdicts import VerdictContext, apply_verdict
 from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
@@ -104,6 +105,8 @@ class IncidentsApp:
             await consumer.start()
         self._tasks.spawn("incidents-cleaner", self._clean_for_ever())
         self._tasks.spawn("incidents-expiry", self._expire_for_ever())
+        if self._settings.shipped_reading:
+            self._tasks.spawn("incidents-shipped-files", self._read_for_ever())
 
     async def stop(self) -> None:
         """What is being handled is finished or comes again."""
@@ -198,6 +201,21 @@ class IncidentsApp:
                     expired = await expire_requests(session, now, self._settings.console_url)
                 if expired:
                     count("paceline.evidence.expired", expired)
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+            await self._clock.sleep(EXPIRE_EVERY_S)
+
+    async def _read_for_ever(self) -> None:
+        """What nodes shipped is read once nobody waits for more of it."""
+        while True:
+            try:
+                now = from_unix(self._clock.unix_s())
+                read = await read_shipped(self._database, now, self._settings.console_url)
+                if read:
+                    count("paceline.evidence.read", read)
+            except OSError as error:  # no process or no place on the disk: it is tried again
+                log.warning("shipped_files_unread", error=str(error))
             except Exception as error:
                 if not is_transient(error):
                     raise

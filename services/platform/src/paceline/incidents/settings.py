@@ -31,6 +31,7 @@ class IncidentsSettings(BaseSettings):
     shipping_nodes_max: Count = 8  # asked at once for what they show
     shipping_wait_s: Seconds = 90.0  # until nobody waits for them any more
     shipping_collect_s: Seconds = 45.0  # what collecting may take on a node
+    shipped_reading: bool = True  # `paceline diagnose` on what was shipped, a process of lowest priority
     shipped_per_incident_bytes_max: Count = 64 << 20
     shipped_bytes_max: Count = 2 << 30
     incident_days_max: Count = 365  # resolved ones

@@ -42,7 +42,7 @@ from paceline.store.repositories.deliveries import DeliveryRepository
 from paceline.store.repositories.evidence import EvidenceRepository
 from paceline.store.repositories.incidents import IncidentRepository
 from paceline.store.repositories.jobs import JobRepository
-from paceline.store.repositories.shipments import ShipmentRepository, evidence_state
+from paceline.store.repositories.shipments import SHIPPED_FILES, ShipmentRepository, evidence_state
 
 TIMELINE_MAX = 200
 REVISIONS_MAX = 50
@@ -70,6 +70,7 @@ async def build_page(
     shipments = await ShipmentRepository(session).of_incident(incident.id)
     shipped = ShippedRead(
         state=evidence_state(shipments, now),
+        says=next((entry.message for entry in timeline if entry.kind == SHIPPED_FILES), ""),
         nodes=[ShipmentRead.model_validate(shipment) for shipment in shipments],
     )
     return IncidentRead(

@@ -175,9 +175,11 @@ class ShipmentRead(ReadModel):
 
 class ShippedRead(ReadModel):
     """What nodes ship before anything is killed. `state` is that of the newest opening of the incident:
-    nothing is killed while it is pending."""
+    nothing is killed while it is pending. `says` is what the files say by themselves, read beside the
+    verdict; empty until they are read."""
 
     state: EvidenceState
+    says: str
     nodes: list[ShipmentRead]
 
 

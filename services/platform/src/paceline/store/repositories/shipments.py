@@ -6,11 +6,15 @@ from datetime import datetime
 from itertools import accumulate
 from typing import Any
 
-from sqlalchemy import Select, delete, func, select, update
+from sqlalchemy import Select, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from paceline.contracts.events import EvidenceState, ShipmentState
+from paceline.store.models.incident import Incident
 from paceline.store.models.shipment import Shipment, ShipmentPart
+from paceline.store.models.timeline import TimelineEntry
+
+SHIPPED_FILES = "shipped_files"  # kind of the timeline entry: what the files of nodes say
 
 
 def evidence_state(shipments: Sequence[Shipment], now: datetime) -> EvidenceState:
@@ -55,6 +59,30 @@ class ShipmentRepository:
             select(Shipment)
             .where(Shipment.state == ShipmentState.PENDING.value, Shipment.deadline_at <= now)
             .order_by(Shipment.deadline_at)
+            .limit(limit)
+        )
+        return (await self._session.scalars(query)).all()
+
+    async def unread(self, since: datetime, limit: int) -> Sequence[str]:
+        """Incidents that wait for no node, and got archives since `since` that are not read; oldest first."""
+        newest = func.max(Shipment.received_at)
+        read_at = (
+            select(func.max(TimelineEntry.at))
+            .where(TimelineEntry.incident_id == Shipment.incident_id, TimelineEntry.kind == SHIPPED_FILES)
+            .correlate(Shipment)
+            .scalar_subquery()
+        )
+        query = (
+            select(Shipment.incident_id)
+            .join(Incident, Incident.id == Shipment.incident_id)
+            .where(
+                Shipment.received_at >= since,
+                Shipment.state == ShipmentState.SHIPPED.value,
+                Incident.evidence != EvidenceState.PENDING.value,
+            )
+            .group_by(Shipment.incident_id)
+            .having(or_(read_at.is_(None), newest > read_at))
+            .order_by(newest)
             .limit(limit)
         )
         return (await self._session.scalars(query)).all()
