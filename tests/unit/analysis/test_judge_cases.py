@@ -1,11 +1,14 @@
 """Single situations: ends of jobs, deaths, host waits, phases, hardware, counts, stale and hostile rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.analysis import BundleError, JudgePolicy, build_evidence, dump_bundle, load_bundle
+from paceline.analysis.health_bound import fresh_health
 from paceline.analysis.judge import explain, judge
 from paceline.contracts.batch import ROW_DTYPES, Batch, BatchKind, RowKind, Rows
 from paceline.contracts.codes import ExitKind, HostWait, Phase, ProcessState
@@ -147,6 +150,62 @@ class TestProcesses:
         job.health.append(health(HealthKind.XID, gpu=(rank + 1) % 8, code=79))
         job.health.append(health(HealthKind.XID, gpu=rank, code=45))
         assert judge(job.evidence()).verdict_class is VerdictClass.H1
+
+    def test_a_link_keeps_nobody_from_entering(self) -> None:
+        job, _ = hung()
+        job.health.append(health(HealthKind.LINK, device="mlx5_0/1", message="is DOWN"))
+        assert judge(job.evidence()).verdict_class is VerdictClass.H1
+
+    def test_what_was_taken_back_is_no_cause(self) -> None:
+        job, rank = hung()
+        job.health.append(health(HealthKind.GPU_SILENT, gpu=rank, rank=rank))
+        silent = judge(job.evidence())
+        assert (silent.sub_reason, silent.owner) == (SubReason.HARDWARE_EVENT, Owner.GPU)
+        assert (silent.action.kind, silent.roots[0].gpu) == (ActionKind.RESET_GPU, rank)
+        job.health.append(health(HealthKind.GPU_ANSWERS, gpu=rank, rank=rank, id="f"))
+        assert judge(job.evidence()).sub_reason is not SubReason.HARDWARE_EVENT
+
+    def test_a_driver_that_answers_about_no_gpu_does_not_say_which_is_at_fault(self) -> None:
+        job, rank = hung()
+        for gpu in (rank, (rank + 1) % 8):
+            job.health.append(health(HealthKind.GPU_SILENT, gpu=gpu, id=f"e{gpu}"))
+        (root,) = judge(job.evidence()).roots
+        assert (root.kind, root.gpu) == (RootKind.NODE, None)
+        job.health.append(health(HealthKind.XID, gpu=rank, code=119, id="xid"))
+        (root,) = judge(job.evidence()).roots  # what says more comes first
+        assert (root.kind, root.gpu) == (RootKind.GPU, rank)
+
+    @pytest.mark.parametrize("kind", [HealthKind.GPU_SPINNING, HealthKind.LINK_ERRORS, HealthKind.THERMAL])
+    def test_remarks_decide_nothing_and_are_said(self, kind: HealthKind) -> None:
+        job, rank = hung()
+        plain = judge(job.evidence())
+        job.health.append(health(kind, gpu=rank, rank=rank, message="odd"))
+        job.health.append(health(kind, gpu=(rank + 1) % 8, rank=(rank + 1) % 8, message="of a victim"))
+        remarked = judge(job.evidence())
+        assert (remarked.verdict_class, remarked.roots, remarked.action) == (
+            plain.verdict_class, plain.roots, plain.action
+        )  # fmt: skip
+        (said,) = [item for item in remarked.evidence if item.rule == "seen_beside"]
+        assert "odd" in said.statement
+        assert said.supports is (kind is not HealthKind.GPU_SPINNING)  # its rank has launched something
+
+    def test_a_process_that_the_kernel_killed_for_memory(self) -> None:
+        job, rank = hung()
+        job.process[rank] = {"exit_kind": ExitKind.SIGNAL, "exit_code": -9}
+        words = "the kernel killed python to get memory"
+        job.health.append(health(HealthKind.HOST_MEMORY, rank=rank, pid=7, message=words))
+        verdict = judge(job.evidence())
+        assert (verdict.verdict_class, verdict.owner) == (VerdictClass.DEAD_PROCESS, Owner.HOST)
+        assert any(words in item.statement for item in verdict.evidence)
+
+    def test_only_what_happened_lately_can_be_the_cause(self) -> None:
+        events = [
+            health(HealthKind.XID, code=31, id="old"),
+            replace(health(HealthKind.XID, code=79, id="new"), at_unix_s=9_500.0),
+            health(HealthKind.GPU_SILENT, id="state"),
+            health(HealthKind.PROCESS_EXIT, id="exit"),
+        ]
+        assert [event.id for event in fresh_health(events, 10_000.0)] == ["new", "state", "exit"]
 
 
 @pytest.mark.parametrize("kind", ["h1", "h1x2", "h2_op", "inversion", "gil"])

@@ -13,6 +13,7 @@ SPIN_MEMORY_PERCENT_MAX = 1
 SPIN_POWER_PART_MAX = 0.45
 SPIN_SAMPLES = 3  # in a row: a step may spin for a moment
 THROTTLE_SAMPLES = 2
+AGAIN_SAMPLES = 120  # what lasts is said again: 10 minutes at 5 s, more than two tellings are apart
 # NVML's bits of what lowers clocks against the will of the owner; caps of software are the owner's.
 THROTTLES = {
     0x08: "hardware slowdown",
@@ -71,9 +72,9 @@ def judge_gpu(gpu: int, before: GpuRecord | None, now: GpuSample) -> tuple[GpuRe
     spinning = (before.spinning if before else 0) + 1 if is_spinning(now) else 0
     throttled = (before.throttled if before else 0) + 1 if throttle_words(now) else 0
     found = [] if before is None else _grown(gpu, before.counts, counts)
-    if spinning == SPIN_SAMPLES:
+    if spinning % AGAIN_SAMPLES == SPIN_SAMPLES:
         found.append(_found(gpu, HealthKind.GPU_SPINNING, GpuReason.SPINNING, spin_words(now)))
-    if throttled == THROTTLE_SAMPLES:
+    if throttled % AGAIN_SAMPLES == THROTTLE_SAMPLES:
         words = (
             f"{', '.join(throttle_words(now))} at {now.temperature_c} C, {now.sm_mhz} of {now.sm_mhz_max} MHz"
         )

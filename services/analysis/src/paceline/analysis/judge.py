@@ -91,6 +91,7 @@ def explain(evidence: JobEvidence, policy: JudgePolicy | None = None) -> Judgeme
     for name, stage in _all_stages():
         finding = stage(situation)
         if finding is not None:
+            finding = stage_hardware.with_remarks(situation, finding)
             return Judgement(_verdict(situation, finding), name, finding.reason, finding.settle_s)
     raise AssertionError("the last stage always answers")
 

@@ -6,19 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.analysis.evidence import Ints, JobEvidence, Mask
+from paceline.analysis.health_bound import HARDWARE, REMARKS
 from paceline.analysis.policy import JudgePolicy
 from paceline.contracts.codes import ExitKind, Phase, ProcessState
 from paceline.contracts.registry import HealthEvent, HealthKind
 
 # Told to stop: SIGTERM and SIGINT as the kernel says it, and as shells and Python pass it on.
 STOP_CODES = (-15, -2, 143, 130)
-HARDWARE = frozenset(
-    {HealthKind.XID, HealthKind.ECC, HealthKind.NVLINK, HealthKind.LINK, HealthKind.GPU_SILENT}
-)
-# What accuses nobody by itself and is said beside a verdict on the same rank or node.
-REMARKS = frozenset(
-    {HealthKind.THERMAL, HealthKind.LINK_ERRORS, HealthKind.GPU_SPINNING, HealthKind.HOST_MEMORY}
-)
 _TAKES_BACK = {HealthKind.GPU_ANSWERS: HealthKind.GPU_SILENT, HealthKind.LINK_BACK: HealthKind.LINK}
 _GATED = (Phase.INIT, Phase.COMPILE, Phase.CHECKPOINT, Phase.EVALUATE, Phase.DATA, Phase.FINISH)
 

@@ -11,6 +11,7 @@ from paceline.analysis.builder import build_evidence
 from paceline.analysis.detection import Decision, DecisionKind, DetectionPolicy, Gate, JobBlock, Reason
 from paceline.analysis.episodes import Episode, EpisodePolicy, after_progress, decide
 from paceline.analysis.evidence import JobEvidence
+from paceline.analysis.health_bound import fresh_health
 from paceline.analysis.judge import Judgement, explain
 from paceline.analysis.policy import JudgePolicy
 from paceline.contracts.batch import Batch, BatchKind
@@ -196,7 +197,9 @@ class Replay:
     def _judge(self, slow: bool) -> None:
         parts = [batch for each in self._shards.values() for batch in (each.slow, each.stalled)]
         mine = [batch for batch in parts if batch is not None and (slow or batch.kind is not BatchKind.SLOW)]
-        judgement = self._explain(self._evidence(mine))
+        span = self._open[slow].span
+        stalled_unix_s = self._now_ns / 1e9 if span is None else span.opened_ns / 1e9 - span.first_stalled_s
+        judgement = self._explain(self._evidence(mine, stalled_unix_s))
         if slow and not judgement.verdict.verdict_class.is_slow:
             return
         self._offer(self._open[slow], judgement, slow)
@@ -295,13 +298,16 @@ class Replay:
             kind, self._job, self._attempt, WRITER, number, number + 1, 1, self._now_ns, self._now_ns, rows
         )
 
-    def _evidence(self, batches: Sequence[Batch]) -> JobEvidence:
+    def _evidence(self, batches: Sequence[Batch], stalled_unix_s: float | None = None) -> JobEvidence:
+        health: Iterable[HealthEvent] = self._health.values()
+        if stalled_unix_s is not None:
+            health = fresh_health(health, stalled_unix_s)
         return build_evidence(
             batches,
             self._record,
             self._merged_nodes(),
             self._communicators.values(),
-            self._health.values(),
+            health,
             job_id=self._job,
             attempt=self._attempt,
         )

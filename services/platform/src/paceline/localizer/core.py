@@ -186,7 +186,10 @@ class LocalizerCore:
 
     def _judge(self, key: _Key, episode: Episode, batch: Batch) -> list[Published]:
         memory = self.memory.attempt(key.job, key.attempt)
-        evidence = memory.evidence(slow=key.slow, node_health=self.memory.node_health(memory))
+        stalled_unix_s = episode.stalled_unix_s or batch.sampled_unix_ns / 1e9
+        evidence = memory.evidence(
+            slow=key.slow, node_health=self.memory.node_health(memory), stalled_unix_s=stalled_unix_s
+        )
         judgement = explain(evidence, self.policy)
         if key.slow and not judgement.verdict.verdict_class.is_slow:
             self.decisions[f"not_slow_{judgement.reason}"] += 1
@@ -207,7 +210,9 @@ class LocalizerCore:
     def _judge_death(self, key: _Key, event: HealthEvent) -> list[Published]:
         """Without a signal there is no signal time: the event's own date stands for it."""
         memory = self.memory.attempt(key.job, key.attempt)
-        evidence = memory.evidence(slow=False, node_health=self.memory.node_health(memory))
+        evidence = memory.evidence(
+            slow=False, node_health=self.memory.node_health(memory), stalled_unix_s=event.at_unix_s
+        )
         judgement = explain(evidence, self.policy)
         if judgement.stage not in ("dead", "frozen", "lost_node", "hardware"):
             self.decisions[f"health_{judgement.reason}"] += 1

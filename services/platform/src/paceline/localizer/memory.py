@@ -5,9 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.analysis import JobEvidence, build_evidence
+from paceline.analysis.health_bound import REMARKS, fresh_health
 from paceline.contracts.batch import Batch, BatchKind
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
 from paceline.localizer.health_log import HealthLog
+
+NODE_EVENTS_MAX = 32
 
 Registry = JobRecord | NodeRecord | CommunicatorRecord
 
@@ -82,7 +85,9 @@ class AttemptMemory:
         self.communicators[record.communicator] = record
         return True
 
-    def evidence(self, *, slow: bool, node_health: Iterable[HealthEvent] = ()) -> JobEvidence:
+    def evidence(
+        self, *, slow: bool, node_health: Iterable[HealthEvent] = (), stalled_unix_s: float
+    ) -> JobEvidence:
         """All that is known; slow rounds only where asked for, because a hang does not need them."""
         batches = [batch for shard in self.shards.values() for batch in shard.batches]
         if slow:
@@ -92,7 +97,7 @@ class AttemptMemory:
             self.record,
             self.nodes.values(),
             self.communicators.values(),
-            [*node_health, *self.health],
+            fresh_health([*node_health, *self.health], stalled_unix_s),
             job_id=self.job,
             attempt=self.attempt,
         )
@@ -144,9 +149,11 @@ class Memory:
 
     def note_node(self, event: HealthEvent) -> None:
         """Health of a node as such: it concerns every job there."""
-        events = self._nodes.setdefault(event.node, deque(maxlen=32))
+        events = self._nodes.setdefault(event.node, deque(maxlen=NODE_EVENTS_MAX))
         self._nodes.move_to_end(event.node)
         if all(event.id != known.id for known in events):
+            if len(events) == NODE_EVENTS_MAX:  # remarks go before faults, of each the oldest
+                del events[next((at for at, known in enumerate(events) if known.kind in REMARKS), 0)]
             events.append(event)
         while len(self._nodes) > self.bounds.nodes_max:
             self._nodes.popitem(last=False)
