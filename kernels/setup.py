@@ -3,16 +3,30 @@ it the NCCL profiler plugin, a library without Python."""
 
 import os
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 SOURCES = sorted(str(path) for path in Path("native").glob("*.cc"))
 HEADERS = sorted(str(path) for folder in ("native", "include/paceline") for path in Path(folder).glob("*.h"))
 WARNINGS = ["-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Wno-cast-function-type"]
 NCCL = runpy.run_path("src/paceline/probe/nccl.py")
+
+
+class BuildPyAndCuda(build_py):
+    """The CUDA sources travel in the package: they are compiled where they run."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        target = Path(self.build_lib) / "paceline/collectives/cuda/source"
+        shutil.copytree("cuda", target / "cuda", dirs_exist_ok=True)
+        shutil.copytree("include", target / "include", dirs_exist_ok=True)
 
 
 class BuildExtAndPlugin(build_ext):
@@ -61,6 +75,6 @@ setup(
             py_limited_api=True,
         )
     ],
-    cmdclass={"build_ext": BuildExtAndPlugin},
+    cmdclass={"build_ext": BuildExtAndPlugin, "build_py": BuildPyAndCuda},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

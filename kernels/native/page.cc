@@ -198,6 +198,7 @@ __attribute__((visibility("default"))) paceline_page_v1* paceline_shared_page_v1
 int paceline_page_fd_v1(const paceline_page_v1* page) { return page->forked ? -1 : page->page.fd; }
 int paceline_control_fd_v1(const paceline_page_v1* page) { return page->forked ? -1 : page->control.fd; }
 int paceline_page_active_v1(const paceline_page_v1* page) { return page->usable() ? 1 : 0; }
+void* paceline_page_address_v1(const paceline_page_v1* page) { return page->forked ? nullptr : page->base(); }
 
 void paceline_page_set_identity_v1(paceline_page_v1* page, const paceline_identity_v1* identity) {
   if (!page->usable()) return;

@@ -210,6 +210,12 @@ PyObject* get_page_fd(PyObject* self, void*) { return PyLong_FromLong(paceline_p
 PyObject* get_control_fd(PyObject* self, void*) { return PyLong_FromLong(paceline_control_fd_v1(page_of(self))); }
 PyObject* get_active(PyObject* self, void*) { return PyBool_FromLong(paceline_page_active_v1(page_of(self))); }
 
+PyObject* get_address(PyObject* self, void*) {
+  paceline_page_v1* page = page_of(self);
+  bool mapped = paceline_page_active_v1(page) != 0;
+  return PyLong_FromUnsignedLongLong(mapped ? reinterpret_cast<uintptr_t>(paceline_page_address_v1(page)) : 0);
+}
+
 PyMethodDef methods[] = {
     fast_method("open_communicator", open_communicator),
     fast_method("close_communicator", close_communicator),
@@ -237,6 +243,7 @@ PyGetSetDef properties[] = {
     {"page_fd", get_page_fd, nullptr, nullptr, nullptr},
     {"control_fd", get_control_fd, nullptr, nullptr, nullptr},
     {"active", get_active, nullptr, nullptr, nullptr},
+    {"address", get_address, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 

@@ -81,6 +81,8 @@ void paceline_page_close_v1(paceline_page_v1* page);
 int paceline_page_fd_v1(const paceline_page_v1* page);    /* read-only; -1 in a forked child */
 int paceline_control_fd_v1(const paceline_page_v1* page); /* writable, for the agent; -1 in a child */
 int paceline_page_active_v1(const paceline_page_v1* page); /* 0 after close and in a forked child */
+/* Where this process has mapped it, for kernels that write their own counters; nullptr in a forked child. */
+void* paceline_page_address_v1(const paceline_page_v1* page);
 
 void paceline_page_set_identity_v1(paceline_page_v1* page, const paceline_identity_v1* identity);
 void paceline_page_set_phase_v1(paceline_page_v1* page, uint32_t phase, const char* name);

@@ -336,9 +336,10 @@ typedef struct paceline_frame_v1 {
   uint64_t send_wait_ns[4]; /* 320: waited per peer slot after the pipeline has filled */
   uint64_t recv_wait_ns[4]; /* 352: ring: slot 0; tree: up, down0..2 */
   paceline_channel_v1 channel[64]; /* 384: u32 sends done, u32 receives done, 3 states, spare */
-  uint64_t gpu_arrive; /* 1152: written by the GPU */
-  uint64_t gpu_leave; /* 1160: written by the GPU */
-  uint64_t gpu_spare[2]; /* 1168 */
+  uint64_t gpu_arrive; /* 1152: written by the GPU: tag and newest round that its stream has come to */
+  uint64_t gpu_leave; /* 1160: written by the GPU: tag and newest round that its stream is through with */
+  uint64_t gpu_tag; /* 1168: upper 16 bits of the marks of this communicator, the others 0; 0 = no marks */
+  uint64_t gpu_spare; /* 1176 */
 } paceline_frame_v1;
 PACELINE_ASSERT(sizeof(paceline_frame_v1) == 1184, frame_size);
 PACELINE_ASSERT(offsetof(paceline_frame_v1, magic) == 0, frame_magic);
@@ -401,7 +402,8 @@ PACELINE_ASSERT(offsetof(paceline_frame_v1, recv_wait_ns) == 352, frame_recv_wai
 PACELINE_ASSERT(offsetof(paceline_frame_v1, channel) == 384, frame_channel);
 PACELINE_ASSERT(offsetof(paceline_frame_v1, gpu_arrive) == 1152, frame_gpu_arrive);
 PACELINE_ASSERT(offsetof(paceline_frame_v1, gpu_leave) == 1160, frame_gpu_leave);
-PACELINE_ASSERT(offsetof(paceline_frame_v1, gpu_spare) == 1168, frame_gpu_spare);
+PACELINE_ASSERT(offsetof(paceline_frame_v1, gpu_tag) == 1168, frame_gpu_tag);
+PACELINE_ASSERT(offsetof(paceline_frame_v1, gpu_spare) == 1176, frame_gpu_spare);
 
 /* what one operation is */
 typedef struct paceline_round_entry_v1 {

@@ -199,9 +199,10 @@ FRAME = _layout(
     ("send_wait_ns", "u8", 4, "waited per peer slot after the pipeline has filled"),
     ("recv_wait_ns", "u8", 4, "ring: slot 0; tree: up, down0..2"),
     ("channel", "S12", CHANNELS_MAX, "u32 sends done, u32 receives done, 3 states, spare"),
-    ("gpu_arrive", "u8", 1, "written by the GPU"),
-    ("gpu_leave", "u8", 1, "written by the GPU"),
-    ("gpu_spare", "u8", 2, ""),
+    ("gpu_arrive", "u8", 1, "written by the GPU: tag and newest round that its stream has come to"),
+    ("gpu_leave", "u8", 1, "written by the GPU: tag and newest round that its stream is through with"),
+    ("gpu_tag", "u8", 1, "upper 16 bits of the marks of this communicator, the others 0; 0 = no marks"),
+    ("gpu_spare", "u8", 1, ""),
 )
 
 ROUND = _layout(

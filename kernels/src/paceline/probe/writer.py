@@ -21,7 +21,8 @@ class Page(_native.Page):
     """One sealed page per process: create it before `init_process_group`, close it at the end.
 
     `page_fd` is a read-only descriptor of the page and `control_fd` a writable one of the control
-    page; both go to the agent and both are -1 in a forked child, where all calls do nothing.
+    page; both go to the agent and both are -1 in a forked child, where all calls do nothing. `address` is
+    where this process has mapped the page, for kernels that write counters themselves; 0 in such a child.
 
     - `open_communicator(comm, instance, comm_rank, nranks, global_rank, sources)`: a slot, -1 when all
       64 are in use (counted).

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from paceline.agent.marks import apply_marks
 from paceline.contracts.codes import DetailLevel
 from paceline.contracts.dtypes import EDGE_DTYPE, PEER_DTYPE, ROUND_DTYPE, ROUND_TIMES_DTYPE
 from paceline.contracts.layout import ROUNDS_MAX
@@ -75,13 +76,14 @@ def open_page(page_fd: int, control_fd: int) -> MappedPage:
 
 
 def view_of(snapshot: PageSnapshot) -> PageView:
-    """The snapshot with the detail blocks of all frames side by side."""
+    """The snapshot with the detail blocks of all frames side by side, as far as the GPUs themselves say."""
     details = snapshot.details
     rings = [(d.rounds, d.times) for d in details]
+    frames, rounds = apply_marks(snapshot.frames, _stack([rounds for rounds, _ in rings], ROUND_DTYPE))
     return PageView(
         process=snapshot.process,
-        frames=snapshot.frames,
-        rounds=_stack([rounds for rounds, _ in rings], ROUND_DTYPE),
+        frames=frames,
+        rounds=rounds,
         round_times=_stack([times for _, times in rings], ROUND_TIMES_DTYPE),
         edges=_join([d.edges for d in details], EDGE_DTYPE),
         edge_frames=_index([len(d.edges) for d in details]),
