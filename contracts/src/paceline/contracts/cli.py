@@ -19,6 +19,7 @@ GROUP = "paceline.commands"
 DIRECT = {
     "diagnose": ("paceline.analysis.commands", "add_diagnose"),
     "collect": ("paceline.analysis.commands", "add_collect"),
+    "overhead": ("paceline.lab.overhead.commands", "add"),
 }
 Add = Callable[[Any], None]
 STARTS = {
