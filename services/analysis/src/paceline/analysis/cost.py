@@ -103,7 +103,7 @@ def _read_steps(evidence: JobEvidence, keys: Sequence[SlowKey], own: OwnTimes) -
     step_us = own.step_us or usual_us
     if step_us <= 0:
         return _Steps(0.0, None, False, "the duration of a step is not known: the job marks no steps")
-    costs = [cost for key in keys if (cost := _per_step_us(key, max(key.excess.values()))) is not None]
+    costs = [cost for key in keys if (cost := _per_step_us(key, key.worst)) is not None]
     if not costs:
         return _Steps(step_us, None, False, "the rounds of a step are not counted yet")
     # Lateness from the first step on is in the usual duration too: only Tbase shows it.
@@ -159,9 +159,7 @@ def _part(
     if not late:
         return None, False, f"neither own time nor a slow key says what rank {root.rank} costs"
     costs = [
-        cost
-        for key in late
-        if (cost := _per_step_us(key, max(key.excess.values()) - min(key.excess.values()))) is not None
+        cost for key in late if (cost := _per_step_us(key, key.worst - float(key.excess.min()))) is not None
     ]
     if not costs:
         return None, False, "the rounds of a step are not counted yet"
@@ -175,12 +173,11 @@ def _of_link(root: Root, keys: Sequence[SlowKey]) -> tuple[float | None, bool, s
         mine = [key for key in keys if link in key.slow.links]
         name = f"the link from rank {link[0]} to rank {link[1]}"
     else:
-        ranks = set(root.ranks)
-        mine = [key for key in keys if ranks & set(key.excess)]
+        mine = [key for key in keys if np.isin(root.ranks, key.ranks).any()]
         name = f"this {root.kind.value}"
     if not mine:
         return None, False, f"no slow key shows {name}"
-    costs = [cost for key in mine if (cost := _per_step_us(key, min(key.excess.values()))) is not None]
+    costs = [cost for key in mine if (cost := _per_step_us(key, float(key.excess.min()))) is not None]
     if not costs:
         return None, False, "the rounds of a step are not counted yet"
     return max(costs), True, f"Tmin - Tbase of {len(mine)} keys through {name}"

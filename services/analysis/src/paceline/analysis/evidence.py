@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.contracts.batch import STEP_ROW, Rows
+from paceline.contracts.codes import FrameFlag
 from paceline.contracts.ids import format_communicator
 from paceline.contracts.registry import HealthEvent
 
@@ -78,12 +79,25 @@ class JobEvidence:
         """M: index of the communicator of each member."""
         return np.repeat(np.arange(self.communicators, dtype=np.int64), np.diff(self.offsets))
 
+    def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """M: what `values` (K) say of the communicator of each member."""
+        return np.repeat(values, np.diff(self.offsets))
+
+    @cached_property
+    def frames_seen(self) -> Ints:
+        """W: how many frames of each rank were reported."""
+        return np.bincount(self.member_rank[self.seen], minlength=self.world_size)
+
+    @cached_property
+    def hidden_completion(self) -> Mask:
+        """M: members whose source does not show when an operation is over."""
+        hidden: Mask = self.seen & ((self.column("flags") & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
+        return hidden
+
     @cached_property
     def round_comm(self) -> Ints:
         """Index of the communicator of each row of `rounds`, -1 where unknown."""
-        comm = self.round_columns["comm"]
-        starts = np.flatnonzero(np.r_[len(comm) > 0, comm[1:] != comm[:-1]])
-        return np.repeat(self.index_of(comm[starts]), np.diff(np.r_[starts, len(comm)]))
+        return self.index_of_runs(self.round_columns["comm"])
 
     @cached_property
     def round_columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -144,6 +158,11 @@ class JobEvidence:
             return keys, np.arange(len(keys))
         order = np.argsort(keys, kind="stable")
         return keys[order], order
+
+    def index_of_runs(self, comm_ids: npt.NDArray[np.uint64]) -> Ints:
+        """As `index_of`, of a column in which rows of one communicator mostly stand together."""
+        starts = np.flatnonzero(np.r_[len(comm_ids) > 0, comm_ids[1:] != comm_ids[:-1]])
+        return np.repeat(self.index_of(comm_ids[starts]), np.diff(np.r_[starts, len(comm_ids)]))
 
     def slots_of(self, comm: Ints, rank: Ints) -> Ints:
         """Members that are `rank` of communicator index `comm`, -1 where there is none."""

@@ -116,12 +116,15 @@ def head_row(situation: Situation, op: int) -> Rows | None:
         return None
     evidence = situation.evidence
     part = slice(int(evidence.offsets[op]), int(evidence.offsets[op + 1]))
-    rows = evidence.state[part][situation.graph.collectives.inside[part]]
-    if len(rows) == 0:
+    inside = np.flatnonzero(situation.graph.collectives.inside[part])
+    if len(inside) == 0:
         return None
-    values, first, counts = np.unique(rows["head_signature"], return_index=True, return_counts=True)
-    best = int(first[np.argmax(counts)]) if len(values) else 0
-    return rows[best : best + 1]
+    signature = evidence.column("head_signature")[part][inside]
+    best = part.start + int(inside[0])
+    if bool((signature != signature[0]).any()):
+        _, first, counts = np.unique(signature, return_index=True, return_counts=True)
+        best = part.start + int(inside[first[np.argmax(counts)]])
+    return evidence.state[best : best + 1]
 
 
 def describe(situation: Situation, op: int) -> Operation | None:

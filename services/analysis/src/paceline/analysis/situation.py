@@ -5,8 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
+from paceline.analysis.arrays import fold_at
 from paceline.analysis.evidence import Ints, JobEvidence, Mask
-from paceline.analysis.pairs import complete_pages, hidden_completion
+from paceline.analysis.pairs import complete_pages, reported
 from paceline.analysis.policy import JudgePolicy
 from paceline.analysis.processes import Processes, read_processes
 from paceline.analysis.unseen_ends import obscured_ranks, unseen_operations
@@ -90,9 +91,9 @@ class Situation:
     def observed(self) -> Mask:
         """Ranks of which every registered frame was reported, none of them with a hidden wait."""
         evidence = self.evidence
-        seen = evidence.seen & ~self.processes.lost[evidence.member_rank]
+        seen = reported(evidence, self.processes.lost)
         missing = self._ranks(evidence.member_rank[~seen])
-        whole = complete_pages(evidence, seen, self.processes.lost)
+        whole = complete_pages(evidence, self.processes.lost)
         stale = self._ranks(evidence.member_rank[self.graph.collectives.stale])
         return (~missing | whole) & ~stale & ~self.hidden & ~self.obscured
 
@@ -117,7 +118,7 @@ class Situation:
         at = np.flatnonzero(suspicious)
         unexplained = ~_members(evidence, pairs.comm, pairs.rank)[at]
         # Without completions everything ever posted counts as open: any row of the pair explains it.
-        blind = hidden_completion(evidence)[at]
+        blind = evidence.hidden_completion[at]
         if blind.any():
             rows = evidence.peers
             posted = _members(evidence, evidence.index_of(rows["comm"]), rows["rank"].astype(np.int64))
@@ -204,7 +205,7 @@ class Situation:
     def settled(self) -> Mask:
         """Operations whose newest arrival has waited long enough, too: it may be what was missing."""
         youngest = np.full(self.graph.ops, np.iinfo(np.int64).max, np.int64)
-        np.minimum.at(youngest, self.graph.holds.op, self.graph.holds.age_ms)
+        fold_at(np.minimum, youngest, self.graph.holds.op, self.graph.holds.age_ms)
         return _flags(youngest >= self.policy.stall_age_s * 1000)
 
     @cached_property
@@ -251,7 +252,7 @@ class Situation:
         graph = self.graph
         together = ops[graph.age_ms[ops] >= int(graph.age_ms[ops].max()) - SAMPLED_TOGETHER_MS]
         least = np.full(graph.ops, np.iinfo(np.uint64).max, np.uint64)
-        np.minimum.at(least, graph.holds.op, graph.holds.issue)
+        fold_at(np.minimum, least, graph.holds.op, graph.holds.issue)
         return int(together[np.argmin(least[together])])
 
     def taking_part(self, op: int) -> Ints:

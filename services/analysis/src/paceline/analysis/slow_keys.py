@@ -26,7 +26,7 @@ _IN_TURN_S = 30
 _CONSTANT = 0.5  # of today's lateness was there from the first round on
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SlowKey:
     """One slow key: communicator, function, dtype, size bucket, algorithm and protocol."""
 
@@ -41,24 +41,34 @@ class SlowKey:
     late: Counter[int]  # argmin T of each slow round
     lateness_us: float  # of the one that came last, per step where rounds per step are known
     constant: bool
-    excess: dict[int, float]  # rank -> median (T - Tbase) in ns, of the slow rounds
+    ranks: Ints  # members that have these rounds
+    excess: Times  # of each of `ranks`: median (T - Tbase) in ns, of the slow rounds
     last_round: int
     slow: Slow  # links, or the stretch that contains them
+
+    @property
+    def worst(self) -> float:
+        """The highest excess in ns."""
+        return float(self.excess.max())
+
+    def has(self, rank: int) -> bool:
+        """Whether `rank` is one of `ranks`."""
+        return bool((self.ranks == rank).any())
 
     @property
     def late_rank(self) -> int:
         """Who comes last most often; the detector's long memory before the few rounds at hand."""
         known = int(self.row["late_rank"]) if float(self.row["late_nats"]) > 0 else -1
-        return known if known in self.excess else self.late.most_common(1)[0][0]
+        return known if self.has(known) else self.late.most_common(1)[0][0]
 
     def is_steady(self, rounds_min: int, communicators: int = 1) -> bool:
         """One rank comes last again and again; among many communicators chance has as many tries."""
-        if float(self.row["late_nats"]) > 0 and int(self.row["late_rank"]) in self.excess:
+        if float(self.row["late_nats"]) > 0 and self.has(int(self.row["late_rank"])):
             return True
         times = self.late[self.late_rank]
         if float(self.row["late_nats"]) == 0:  # no detector has followed this key
             return times >= min(rounds_min, self.rounds)
-        by_chance = (times - 1) * np.log(max(len(self.excess), 2))
+        by_chance = (times - 1) * np.log(max(len(self.ranks), 2))
         return bool(times >= _AGREE * self.rounds and by_chance >= _NATS_MIN + np.log(communicators))
 
     @property
@@ -137,7 +147,8 @@ def _measure(evidence: JobEvidence, base: np.void, policy: JudgePolicy) -> SlowK
         late=Counter(int(table.ranks[at]) for at in slow_times.argmin(axis=1)),
         lateness_us=lateness / 1e3 * max(float(base["rounds_per_step"]), 1.0),
         constant=constant,
-        excess=dict(zip(table.ranks.tolist(), np.median(slow_times - t_base, axis=0).tolist(), strict=True)),
+        ranks=table.ranks,
+        excess=np.median(slow_times - t_base, axis=0),
         last_round=int(table.rounds[-1]),
         slow=find_links(table.at(is_slow), table.ranks, edges, int(base["algorithm"]), lost_us, order),
     )

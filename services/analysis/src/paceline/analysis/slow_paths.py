@@ -50,10 +50,10 @@ def path_roots(evidence: JobEvidence, key: SlowKey, keys: Sequence[SlowKey]) -> 
 
 def _links(key: SlowKey, keys: Sequence[SlowKey]) -> list[Link]:
     """Links of all keys that lose about as much, those of `key` first, each once."""
-    worst = max(key.excess.values())
+    worst = key.worst
     found = dict.fromkeys(key.slow.links)
     for other in keys:
-        if max(other.excess.values()) >= _COST_MIN * worst:
+        if other.worst >= _COST_MIN * worst:
             found.update(dict.fromkeys(other.slow.links[:1]))
     return list(found)
 

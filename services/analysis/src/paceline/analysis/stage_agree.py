@@ -4,10 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from paceline.analysis.arrays import distinct
-from paceline.analysis.evidence import Ints
+from paceline.analysis.arrays import distinct, number_cells
 from paceline.analysis.findings import (
     Finding,
     function_name,
@@ -29,7 +27,6 @@ from paceline.contracts.verdicts import (
     VerdictClass,
 )
 
-CELLS_MIN = 1 << 20
 _FIELDS = (
     ("function", SubReason.OPERATION_MISMATCH),
     ("dtype", SubReason.DTYPE_MISMATCH),
@@ -80,7 +77,7 @@ def _diverged(situation: Situation) -> dict[int, int]:
     number, signature, comm = number[usable], signature[usable], comm[usable]
     if len(comm) == 0:
         return {}
-    key = _cells(comm, number)
+    key = number_cells(comm, number)
     some = np.zeros(int(key.max()) + 1, np.uint64)
     some[key] = signature
     differs = np.flatnonzero(some[key] != signature)
@@ -88,20 +85,6 @@ def _diverged(situation: Situation) -> dict[int, int]:
     for at in differs[np.argsort(number[differs], kind="stable")][::-1]:
         found[int(comm[at])] = int(number[at])  # rounds descend, so the earliest stays
     return found
-
-
-def _cells(comm: Ints, number: npt.NDArray[np.uint64]) -> Ints:
-    """A small number for each (communicator, round), dense enough to index an array."""
-    low = np.full(int(comm.max()) + 1, np.iinfo(np.uint64).max, np.uint64)
-    high = np.zeros(len(low), np.uint64)
-    np.minimum.at(low, comm, number)
-    np.maximum.at(high, comm, number)
-    span = np.where(high >= low, high - np.minimum(low, high), 0).astype(np.float64) + 1
-    if float(span.sum()) > 4 * len(comm) + len(low) + CELLS_MIN:  # from far apart, or hostile
-        _, cells = np.unique(np.column_stack([comm.astype(np.uint64), number]), axis=0, return_inverse=True)
-        return np.asarray(cells.reshape(-1), np.int64)
-    first = np.cumsum(span) - span
-    return first.astype(np.int64)[comm] + (number - low[comm]).astype(np.int64)
 
 
 def pair_mismatch(situation: Situation) -> Finding | None:
@@ -112,7 +95,9 @@ def pair_mismatch(situation: Situation) -> Finding | None:
     both = both[pairs.sends[both]]
     if len(both) == 0 or len(evidence.rounds) == 0:
         return None
-    rows = evidence.rounds[evidence.rounds["round"] == 0]
+    messages = np.flatnonzero(evidence.round_columns["round"] == 0)
+    issues = np.concatenate([pairs.issue[both], pairs.peer_issue[both]])
+    rows = evidence.rounds[messages[np.isin(evidence.rounds["issue"][messages], issues)]]
     table = {(int(row["rank"]), int(row["issue"])): row for row in rows[np.isin(rows["rank"], pairs.rank)]}
     for at in both:
         sender, receiver = int(pairs.rank[at]), int(pairs.peer[at])

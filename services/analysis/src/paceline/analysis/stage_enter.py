@@ -197,7 +197,7 @@ def _dropped(situation: Situation, roots: Ints) -> int:
     """Operations the probe could not record at these ranks: absence may be a gap of the record."""
     evidence = situation.evidence
     mine = np.isin(evidence.member_rank, roots) & evidence.seen
-    flagged = int(np.count_nonzero(evidence.state["flags"][mine] & FrameFlag.DROPPED))
+    flagged = int(np.count_nonzero(evidence.column("flags")[mine] & FrameFlag.DROPPED))
     return int(evidence.processes["dropped"][roots].sum()) + flagged
 
 

@@ -103,7 +103,7 @@ def bootstrap(situation: Situation) -> Finding | None:
     age_ms = int(rows["host_wait_age_ms"][waiting].max())
     if age_ms < situation.policy.init_age_s * 1000 or bool(situation.busy[~waiting].any()):
         return None
-    started = bool((evidence.state["entered"] > 0).any())
+    started = bool((evidence.column("entered") > 0).any())
     gone = situation.processes.ended | situation.processes.dead
     absent = np.flatnonzero(~waiting & ~gone)
     if len(absent) == 0:
@@ -134,7 +134,7 @@ def bootstrap(situation: Situation) -> Finding | None:
                 unreported=len(unreported),
             ),
         ),
-        waiting=tuple(int(rank) for rank in np.flatnonzero(waiting)),
+        waiting=tuple(np.flatnonzero(waiting).tolist()),
     )
 
 
@@ -148,5 +148,5 @@ def _all_wait(situation: Situation, waiting: Mask, age_ms: int) -> Finding:
         action=Action(ActionKind.COLLECT, "all ranks", "check the store address and the network"),
         confidence=0.6,
         evidence=(note("bootstrap", "nobody is missing", host_wait_age_ms=age_ms, supports=False),),
-        waiting=tuple(int(rank) for rank in np.flatnonzero(waiting)),
+        waiting=tuple(np.flatnonzero(waiting).tolist()),
     )

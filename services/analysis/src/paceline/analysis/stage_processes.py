@@ -135,7 +135,7 @@ def _behind(situation: Situation, gone: Ints) -> Ints:
     evidence = situation.evidence
     if evidence.communicators == 0:
         return np.zeros(0, np.int64)
-    entered = np.where(evidence.seen, evidence.state["entered"], 0)
+    entered = np.where(evidence.seen, evidence.column("entered"), 0)
     most = np.maximum.reduceat(entered, evidence.offsets[:-1])[evidence.comm_of]
     late = evidence.seen & (entered < most)
     return common(gone, evidence.member_rank[late])

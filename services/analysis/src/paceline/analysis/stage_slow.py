@@ -6,11 +6,11 @@ everybody. A rank that is late because it waited elsewhere is a victim: who spen
 its own decides where that is observed (docs/adr/0020-slow-without-clock-sync.md).
 """
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 
+from paceline.analysis.arrays import without
 from paceline.analysis.findings import Finding, function_name, group_root, name_ranks, note, rank_roots
 from paceline.analysis.situation import Situation
 from paceline.analysis.slow_keys import SlowKey, measure
@@ -76,7 +76,7 @@ def slow(situation: Situation) -> Finding | None:
 
 
 def _cost(key: SlowKey) -> float:
-    return max(key.excess.values()) * max(float(key.row["rounds_per_step"]), 1.0)
+    return key.worst * max(float(key.row["rounds_per_step"]), 1.0)
 
 
 def _comparable(situation: Situation, key: SlowKey) -> bool:
@@ -101,12 +101,9 @@ def _first_cause(situation: Situation, keys: list[SlowKey], own: OwnTimes) -> Sl
     not late against ranks that got theirs at the same time. Among equals the communicator with most
     rounds decides: lateness shows first where ranks meet most often.
     """
-    waited: Counter[int] = Counter()
+    waited = np.zeros(situation.evidence.world_size, np.int64)  # in how many keys
     for key in keys:
-        worst = max(key.excess.values())
-        for rank, excess in key.excess.items():
-            if excess > 0.5 * worst:
-                waited[rank] += 1
+        waited[key.ranks[key.excess > 0.5 * key.worst]] += 1
     late_in: dict[int, set[int]] = {}
     for key in keys:
         late_in.setdefault(key.late_rank, set()).add(key.comm)
@@ -114,7 +111,7 @@ def _first_cause(situation: Situation, keys: list[SlowKey], own: OwnTimes) -> Sl
     def order(key: SlowKey) -> tuple[bool, int, int, int, float]:
         late = key.late_rank
         guilty = late in own.guilty[:1] and key.share > situation.policy.beta
-        return (guilty, -waited[late], len(late_in[late]), key.last_round, max(key.excess.values()))
+        return (guilty, -int(waited[late]), len(late_in[late]), key.last_round, key.worst)
 
     return max(keys, key=order)
 
@@ -132,7 +129,7 @@ def _late(situation: Situation, key: SlowKey, keys: list[SlowKey], rank: int, ow
             f"for it; {_function(key)} of {name} takes {key.ratio:.1f} times as long as usual"
         )
     confirmed = own.explains(rank, own.lost_us) is True
-    confidence = 0.95 if confirmed else 0.9 if len(key.excess) > 2 else 0.8
+    confidence = 0.95 if confirmed else 0.9 if len(key.ranks) > 2 else 0.8
     return Finding(
         "late_rank",
         VerdictClass.S1,
@@ -258,7 +255,7 @@ def _link(situation: Situation, key: SlowKey, keys: list[SlowKey], late: int | N
 
 
 def _waiters(keys: list[SlowKey], roots: set[int]) -> tuple[int, ...]:
-    return tuple(sorted({rank for key in keys for rank in key.excess} - roots))
+    return tuple(without(np.concatenate([key.ranks for key in keys]), sorted(roots)).tolist())
 
 
 def _function(key: SlowKey) -> str:

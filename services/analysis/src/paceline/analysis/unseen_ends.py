@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.analysis.arrays import common, without
+from paceline.analysis.arrays import common, number_cells, without
 from paceline.analysis.evidence import Ints, JobEvidence, Mask, take_columns
-from paceline.analysis.pairs import complete_pages, hidden_completion
+from paceline.analysis.pairs import complete_pages, reported
 from paceline.analysis.processes import Processes
 from paceline.analysis.waits import WaitGraph
 from paceline.contracts.codes import Function
@@ -25,19 +25,21 @@ _PASSES_MAX = 64  # stages that a wait is followed through; a pipeline has fewer
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """Calls of which a row says when they were issued; `key` is the same at all members of an operation."""
+    """Calls of which a row says when they were issued; messages have a key that is the same at both ends."""
 
     rank: Ints
     issue: Ints
     comm: Ints
     round: npt.NDArray[np.uint64]  # 0 for messages
-    key: npt.NDArray[np.uint64]
+    rounds: Ints  # positions of the calls that are rounds
+    messages: Ints  # positions of the others
+    key: npt.NDArray[np.uint64]  # of each message
 
 
 def unseen_operations(evidence: JobEvidence, graph: WaitGraph) -> Mask:
     """Operations of communicators of which some member's source does not show completion."""
     mask = np.zeros(graph.ops, np.bool_)
-    hidden = hidden_completion(evidence)
+    hidden = evidence.hidden_completion
     if hidden.any():
         per_comm = np.logical_or.reduceat(hidden, evidence.offsets[:-1])
         mask[: evidence.communicators] = per_comm
@@ -54,12 +56,12 @@ def obscured_ranks(evidence: JobEvidence, processes: Processes, graph: WaitGraph
     """
     rank, comm_of = evidence.member_rank, evidence.comm_of
     found = np.zeros(evidence.world_size, np.bool_)
-    hidden = hidden_completion(evidence) & ~processes.lost[rank]
+    hidden = evidence.hidden_completion & ~processes.lost[rank]
     if not hidden.any():
         return found
     starts = evidence.offsets[:-1]
-    seen = evidence.seen & ~processes.lost[rank]
-    known = seen | complete_pages(evidence, seen, processes.lost)[rank]
+    seen = reported(evidence, processes.lost)
+    known = seen | complete_pages(evidence, processes.lost)[rank]
     partial = np.logical_or.reduceat(~known, starts) & graph.collectives.level
     found[rank[hidden & partial[comm_of] & (evidence.column("entered") > 0)]] = True
     unanswered = (graph.blind_count > 0) & (graph.lack_count == 0) & unseen_operations(evidence, graph)
@@ -73,7 +75,7 @@ def _follow(evidence: JobEvidence, graph: WaitGraph, hidden: Mask, found: Mask) 
     rank, comm_of = evidence.member_rank, evidence.comm_of
     level = hidden & graph.collectives.level[comm_of]
     rows = evidence.peers
-    comm, local = evidence.index_of(rows["comm"]), rows["peer"].astype(np.int64)
+    comm, local = evidence.index_of_runs(rows["comm"]), rows["peer"].astype(np.int64)
     valid = (comm >= 0) & (local >= 0) & (local < np.diff(evidence.offsets)[comm])
     mine = rows["rank"].astype(np.int64)[valid]
     peer = rank[evidence.offsets[comm[valid]] + local[valid]]
@@ -97,8 +99,8 @@ def stopped_beside(evidence: JobEvidence, graph: WaitGraph, ranks: Ints, age_ms:
     if len(ranks) == 0 or not graph.collectives.level.any():
         return ranks[:0]
     mine = np.isin(rank, ranks)
-    ages = evidence.state["head_age_ms"].astype(np.int64)
-    others = hidden_completion(evidence) & ~mine
+    ages = evidence.column("head_age_ms").astype(np.int64)
+    others = evidence.hidden_completion & ~mine
     youngest = np.minimum.reduceat(np.where(others, ages, _NEVER), evidence.offsets[:-1])
     still = graph.collectives.level & (youngest >= age_ms) & (youngest < _NEVER)
     moving = graph.collectives.level & (youngest < age_ms)
@@ -108,8 +110,8 @@ def stopped_beside(evidence: JobEvidence, graph: WaitGraph, ranks: Ints, age_ms:
 
 def unreported_in_level(evidence: JobEvidence, processes: Processes, graph: WaitGraph) -> Mask:
     """Members without a report of communicators of which all others stand level."""
-    seen = evidence.seen & ~processes.lost[evidence.member_rank]
-    known = seen | complete_pages(evidence, seen, processes.lost)[evidence.member_rank]
+    seen = reported(evidence, processes.lost)
+    known = seen | complete_pages(evidence, processes.lost)[evidence.member_rank]
     mask: Mask = ~known & graph.collectives.level[evidence.comm_of]
     return mask
 
@@ -127,8 +129,8 @@ def _behind_held(evidence: JobEvidence, graph: WaitGraph) -> Mask:
     rank, issue = calls.rank, calls.issue
     if len(rank) == 0 or not held.any():
         return np.zeros(evidence.world_size, np.bool_)
-    operation, operations = _number(calls.key)
-    crossed, crossed_issue = _crossed(graph, evidence.world_size, calls, operation)
+    operation, operations = _number(calls)
+    crossed, crossed_issue = _crossed(graph, evidence.world_size, calls, operation, operations)
     np.minimum.at(since, crossed, crossed_issue)
     for _ in range(_PASSES_MAX):
         limit = since[rank]
@@ -141,16 +143,23 @@ def _behind_held(evidence: JobEvidence, graph: WaitGraph) -> Mask:
     return np.logical_and(since < _NEVER, ~held)
 
 
-def _number(keys: npt.NDArray[np.uint64]) -> tuple[Ints, int]:
-    """A number for each key, the same for equal keys, and how many there are."""
-    order = np.argsort(keys)
-    ordered = keys[order]
-    numbers = np.empty(len(keys), np.int64)
-    numbers[order] = np.cumsum(np.r_[False, ordered[1:] != ordered[:-1]][: len(keys)])
-    return numbers, int(numbers[order[-1]]) + 1 if len(keys) else 0
+def _number(calls: _Calls) -> tuple[Ints, int]:
+    """A number for each call, the same at all members of an operation, and how many there may be."""
+    numbers, count = np.empty(len(calls.rank), np.int64), 0
+    if len(calls.rounds):
+        cells = number_cells(calls.comm[calls.rounds] + 1, calls.round[calls.rounds])
+        numbers[calls.rounds], count = cells, int(cells.max()) + 1
+    if len(calls.messages):
+        order = np.argsort(calls.key)
+        keys = calls.key[order]
+        numbers[calls.messages[order]] = count + np.cumsum(np.r_[False, keys[1:] != keys[:-1]])
+        count += len(keys)
+    return numbers, count
 
 
-def _crossed(graph: WaitGraph, world: int, calls: _Calls, operation: Ints) -> tuple[Ints, Ints]:
+def _crossed(
+    graph: WaitGraph, world: int, calls: _Calls, operation: Ints, operations: int
+) -> tuple[Ints, Ints]:
     """Ranks and issue indices of messages that one end called before a collective and the other after it.
 
     Only of ranks that something lacks: no other rank is named for being idle. Two messages may cross, as in
@@ -159,13 +168,17 @@ def _crossed(graph: WaitGraph, world: int, calls: _Calls, operation: Ints) -> tu
     rank, issue = calls.rank, calls.issue
     lacking = np.zeros(world, np.bool_)
     lacking[graph.lacks.rank] = True
-    at = np.flatnonzero(calls.round == 0)
+    wanted = np.zeros(operations, np.bool_)
+    wanted[operation[calls.messages[lacking[rank[calls.messages]]]]] = True
+    at = calls.messages[wanted[operation[calls.messages]]]
     at = at[np.argsort(operation[at], kind="stable")]
     one, two = at[:-1], at[1:]
     both = (operation[one] == operation[two]) & (rank[one] != rank[two])
     both &= lacking[rank[one]] | lacking[rank[two]]
     one, two = one[both], two[both]
-    rounds = np.flatnonzero(calls.round > 0)
+    ends = np.zeros(world, np.bool_)
+    ends[rank[one]] = ends[rank[two]] = True
+    rounds = calls.rounds[ends[rank[calls.rounds]]]
     if len(one) == 0 or len(rounds) == 0:
         return rank[:0], issue[:0]
     rounds = rounds[np.argsort(rank[rounds], kind="stable")]
@@ -174,17 +187,17 @@ def _crossed(graph: WaitGraph, world: int, calls: _Calls, operation: Ints) -> tu
     if (
         int(counts.sum()) > CROSSED_MAX
     ):  # too many to compare: all of them may be open, nobody is named for them
-        ends = np.concatenate([one, two])
-        return rank[ends], issue[ends]
+        all_messages = np.concatenate([one, two])
+        return rank[all_messages], issue[all_messages]
     message = np.repeat(np.arange(len(one)), counts)
     nth = np.arange(len(message)) - np.repeat(np.cumsum(counts) - counts, counts)
     near = rounds[starts[rank[one[message]]] + nth]
     keys = operation[rounds] * world + rank[rounds]
     order = np.argsort(keys, kind="stable")
-    wanted = operation[near] * world + rank[two[message]]
-    place = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    sought = operation[near] * world + rank[two[message]]
+    place = order[np.minimum(np.searchsorted(keys[order], sought), len(keys) - 1)]
     far = rounds[place]
-    cross = keys[place] == wanted
+    cross = keys[place] == sought
     cross &= (issue[near] < issue[one[message]]) != (issue[far] < issue[two[message]])
     found = np.concatenate([one[message[cross]], two[message[cross]], near[cross], far[cross]])
     return rank[found], issue[found]
@@ -204,8 +217,7 @@ def _held_since(evidence: JobEvidence, graph: WaitGraph, calls: _Calls) -> Ints:
     np.minimum.at(since, rank[first], issue[first])
     pairs = graph.pairs
     keys = _pair_keys(pairs.comm, pairs.rank, pairs.peer, pairs.sends, pairs.sequence)
-    messages = np.flatnonzero(calls.round == 0)
-    matched = messages[np.isin(calls.key[messages], keys)]
+    matched = calls.messages[np.isin(calls.key, keys)]
     matched = matched[np.isin(rank[matched], pairs.rank)]
     np.minimum.at(since, rank[matched], issue[matched])
     return since
@@ -218,14 +230,15 @@ def _read_calls(evidence: JobEvidence) -> _Calls:
     if not known.all():
         columns, comm = {name: column[known] for name, column in columns.items()}, comm[known]
     rank, peer = columns["rank"].astype(np.int64), columns["peer"].astype(np.int64)
-    key = _mix((comm, columns["round"]))
-    at = np.flatnonzero(columns["round"] == 0)
+    is_round = columns["round"] > 0
+    at = np.flatnonzero(~is_round)
     local, part = peer[at], comm[at]
     named = (part >= 0) & (local >= 0) & (local < np.diff(evidence.offsets)[part])
     other = np.where(named, evidence.member_rank[np.where(named, evidence.offsets[part] + local, 0)], -1)
     sends = columns["function"][at] == Function.SEND
-    key[at] = _pair_keys(part, rank[at], other, sends, columns["pair_seq"][at])
-    return _Calls(rank, columns["issue"].astype(np.int64), comm, columns["round"], key)
+    key = _pair_keys(part, rank[at], other, sends, columns["pair_seq"][at])
+    issue = columns["issue"].astype(np.int64)
+    return _Calls(rank, issue, comm, columns["round"], np.flatnonzero(is_round), at, key)
 
 
 def _pair_keys(

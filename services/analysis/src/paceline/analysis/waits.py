@@ -17,8 +17,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from paceline.analysis.arrays import fold_at
 from paceline.analysis.evidence import Ints, JobEvidence, Mask
-from paceline.analysis.pairs import PairWaits, complete_pages, read_pairs
+from paceline.analysis.pairs import PairWaits, complete_pages, read_pairs, reported
 from paceline.analysis.processes import Processes
 from paceline.contracts.codes import FrameFlag, Function, HostWait
 
@@ -126,7 +127,7 @@ def build_graph(evidence: JobEvidence, processes: Processes) -> WaitGraph:
     ops = host_base + len(host)
     holds = Links.join([inside, in_pairs, in_hosts])
     age = np.zeros(ops, np.int64)
-    np.maximum.at(age, holds.op, holds.age_ms)
+    fold_at(np.maximum, age, holds.op, holds.age_ms)
     both = pairs.peer_issue > 0
     weak = np.zeros(ops, np.bool_)
     weak[pair_ops] = pairs.sends
@@ -182,28 +183,32 @@ def _per_communicator(
     return reduced
 
 
+def _any_member(evidence: JobEvidence, mask: Mask) -> Mask:
+    """K: communicators with a member in `mask`."""
+    found = np.zeros(evidence.communicators, np.bool_)
+    found[evidence.comm_of[mask]] = True
+    return found
+
+
 def _collectives(evidence: JobEvidence, processes: Processes) -> Collectives:
-    comm_of, entered = evidence.comm_of, evidence.column("entered")
-    seen = evidence.seen & ~processes.lost[evidence.member_rank]
+    entered, seen = evidence.column("entered"), reported(evidence, processes.lost)
     closed = (evidence.column("flags") & FrameFlag.CLOSED) != 0
     head = np.where(seen & ~closed, evidence.column("head_round"), 0)
     head = _entered_heads(evidence, seen & ~closed, head)
     first = _per_communicator(evidence, np.where(head > 0, head, _NEVER), np.minimum)
     first = np.where(first == _NEVER, 0, first).astype(np.uint64)
-    here = first[comm_of]
+    here = evidence.spread(first)
     is_open = here > 0
     inside = is_open & (head == here)
-    complete = complete_pages(evidence, seen, processes.lost)
+    complete = complete_pages(evidence, processes.lost)
     known = seen | complete[evidence.member_rank]  # a whole page without this frame: never entered
     lacking = is_open & known & ~inside & (entered < here)
     completed = np.where(seen, evidence.column("completed"), 0)
-    most = _per_communicator(evidence, completed, np.maximum)[comm_of]
-    synchronising = _per_communicator(
-        evidence, (inside & _SYNCHRONISES[evidence.column("function")]).astype(np.uint64), np.maximum
-    )[comm_of]
+    most = evidence.spread(_per_communicator(evidence, completed, np.maximum))
+    synchronising = _any_member(evidence, inside & _SYNCHRONISES[evidence.column("function")])
     # Others left a round that needs everybody, and this row says its rank never entered it. One
     # round back is compared by what left; the head itself cannot have been left.
-    stale = lacking & (synchronising > 0) & (entered < np.minimum(most, here - np.uint64(1)))
+    stale = lacking & evidence.spread(synchronising) & (entered < np.minimum(most, here - np.uint64(1)))
     stale = _without_loose_rounds(evidence, stale)
     return Collectives(
         round=first,
@@ -218,7 +223,7 @@ def _collectives(evidence: JobEvidence, processes: Processes) -> Collectives:
 
 
 def _level(evidence: JobEvidence, seen: Mask, first: npt.NDArray[np.uint64]) -> Mask:
-    hidden = seen & ((evidence.column("flags") & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
+    hidden = seen & evidence.hidden_completion
     if not hidden.any():
         return np.zeros(evidence.communicators, np.bool_)
     entered = np.where(hidden, evidence.column("entered"), 0)
@@ -231,24 +236,24 @@ def _entered_heads(evidence: JobEvidence, seen: Mask, head: npt.NDArray[np.uint6
 
     Where all have entered the same rounds nothing is known to be open, so H3 cannot follow.
     """
-    hidden = seen & ((evidence.column("flags") & FrameFlag.COMPLETION_UNOBSERVABLE) != 0)
+    hidden = seen & evidence.hidden_completion
     if not hidden.any():
         return head
-    comm_of = evidence.comm_of
-    blind = _per_communicator(evidence, hidden.astype(np.uint64), np.maximum)[comm_of] > 0
+    blind = evidence.spread(_any_member(evidence, hidden))
     entered = evidence.column("entered")
-    least = _per_communicator(evidence, np.where(seen, entered, _NEVER), np.minimum)[comm_of]
-    most = _per_communicator(evidence, np.where(seen, entered, 0), np.maximum)[comm_of]
-    inside = seen & (entered > least) & (least < most)
+    least = evidence.spread(_per_communicator(evidence, np.where(seen, entered, _NEVER), np.minimum))
+    inside = seen & (entered > least)
     return np.where(blind, np.where(inside, least + np.uint64(1), np.uint64(0)), head)
 
 
 def _without_loose_rounds(evidence: JobEvidence, stale: Mask) -> Mask:
     """Drop members whose next round is known not to need everybody: its root may leave early."""
     at = np.flatnonzero(stale)
+    if len(at) == 0:
+        return stale
     rounds = evidence.rounds
     loose = rounds[(rounds["round"] > 0) & ~np.isin(rounds["function"], SYNCHRONISING)]
-    if len(at) == 0 or len(loose) == 0:
+    if len(loose) == 0:
         return stale
     known = set(zip(loose["comm"].tolist(), loose["round"].tolist(), strict=True))
     result = stale.copy()
