@@ -13,6 +13,7 @@ from paceline.agent.settings import AgentSettings
 from paceline.contracts.codes import DetailLevel, FrameFlag
 from paceline.contracts.detail import DETAIL_S_MAX, KERNEL_EVENTS, LEVELS, STEP_EVENTS, DetailReport
 from paceline.runtime.logging import get_logger
+from paceline.runtime.metrics import count, gauge
 
 HOUR_NS = 3_600_000_000_000
 DEFAULT = DetailLevel.ROUNDS
@@ -168,6 +169,7 @@ class DetailControl:
         for table in (self._rules, self._asked, self._levels):
             for key in [key for key in table if key not in keep]:
                 del table[key]
+        gauge("paceline.agent.detail_jobs", sum(level != DEFAULT for level, _ in self._levels.values()))
 
     def _settle(self, key: JobKey, processes: Iterable[Process], why: Why, now_ns: int) -> None:
         asked = self._asked.get(key)
@@ -179,6 +181,7 @@ class DetailControl:
         self._levels[key] = (level, reason)
         if level != before:
             self.raised[reason.value if level > before else "back"] += 1
+            count("paceline.agent.detail_changes", level=level.name.lower(), reason=reason.value)
             log.info("detail_changed", job=key[0], level=level.name.lower(), reason=reason.value)
         for process in processes:
             process.request_detail(level)

@@ -35,6 +35,7 @@ CounterName = Literal[
     "paceline.agent.samples",
     "paceline.agent.dropped",  # reason
     "paceline.agent.bytes",
+    "paceline.agent.detail_changes",  # level, reason
     "paceline.api.events_dropped",  # reason; not shown to a client that was away too long
 ]
 GaugeName = Literal[
@@ -51,6 +52,7 @@ GaugeName = Literal[
     "paceline.agent.waiting",  # lane
     "paceline.agent.cpu",
     "paceline.agent.gpus",
+    "paceline.agent.detail_jobs",  # whose probes are asked for another level than the default
     "paceline.api.streams",
     "paceline.app.ready",  # app
 ]
