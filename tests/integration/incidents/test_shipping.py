@@ -176,6 +176,19 @@ class TestAsking:
         await lab.verdict(slow)
         assert {command.arguments["ask"] for command in await lab.commands()} == {"no"}
 
+    async def test_a_slow_nccl_job_is_asked_for_detail_once(self, lab: Lab, record: VerdictRecord) -> None:
+        coverage = replace(record.verdict.coverage, sources=("nccl_profiler",))
+        verdict = replace(record.verdict, verdict_class=VerdictClass.S1, coverage=coverage)
+        await lab.verdict(replace(record, verdict=verdict))
+        await lab.verdict(replace(record, id="ver_2", revision=2, verdict=verdict))
+        asked = [each for each in await lab.commands() if each.kind is CommandKind.SET_DETAIL]
+        assert [(each.node, each.arguments["level"]) for each in asked] == [("n1", "edges"), ("n0", "edges")]
+        assert all(is_signed(each, KEY) and each.expires_unix_s == NOW + 180 for each in asked)
+        query = "SELECT message FROM timeline_entries WHERE kind = 'detail'"
+        async with lab.store.transaction() as session:
+            (message,) = (await session.execute(text(query))).scalars().all()
+        assert message.startswith("NCCL detail raised to edges for 180 s on 2 node(s)")
+
     async def test_without_a_key_nobody_is_asked(self, lab: Lab, record: VerdictRecord) -> None:
         await lab.verdict(record, replace(CONTEXT, shipping=None))
         assert await lab.commands() == []

@@ -24,6 +24,7 @@ from paceline.incidents.decide import (
     root_key,
     severity_of,
 )
+from paceline.incidents.detail import ask_for_detail
 from paceline.incidents.memory import forget, remember
 from paceline.incidents.shipping import Shipping, ask_for_evidence
 from paceline.store.actors import system
@@ -95,6 +96,10 @@ async def apply_verdict(
         if context.shipping is not None and decision.reason in ASKING:
             await ask_for_evidence(
                 session, incident, record.verdict, record.id, at, traceparent, context.shipping,
+                opens=decision.reason in OPENING,
+            )  # fmt: skip
+            await ask_for_detail(
+                session, incident, record.verdict, record.id, at, traceparent, context.shipping.key,
                 opens=decision.reason in OPENING,
             )  # fmt: skip
     await session.flush()
