@@ -146,7 +146,7 @@ class TestAgent:
         samples = agent.sampler.samples
         await eventually(lambda: agent.sampler.samples > samples + 5)
         assert len(publisher.health(HealthKind.LINK_ERRORS)) == 1
-        assert sum(thread.name == "paceline-ports" for thread in threading.enumerate()) == 1
+        assert sum(thread.name == "paceline-aside" for thread in threading.enumerate()) == 1
         go_on.set()
 
     async def test_a_storm_is_bounded_and_counted(

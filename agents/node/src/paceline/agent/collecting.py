@@ -91,6 +91,7 @@ class Run:
     total_s: float
     bytes_max: int
     ask: bool
+    files: Sequence[Path] = ()  # taken along whole
 
     def arguments(self) -> list[str]:
         """The command line; it pauses no process."""
@@ -101,6 +102,8 @@ class Run:
         ]  # fmt: skip
         for pid, rank in self.processes:
             line += ["--pid", f"{pid}={rank}"]
+        for path in self.files:
+            line += ["--file", str(path)]
         return line + ["--no-dumps"] * (not self.ask) + ["--node-only"] * (not self.processes)
 
 

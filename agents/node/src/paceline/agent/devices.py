@@ -5,15 +5,13 @@ of their own, the kernel's log without blocking. What was told, how far the log 
 counters are kept on disk, so a restart tells nothing twice and misses nothing that still can be seen.
 """
 
-import asyncio
-import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from paceline.agent.aside import Aside
 from paceline.agent.delivery import Event
 from paceline.agent.fabric import (
     Port,
@@ -47,7 +45,6 @@ PER_MINUTE_MAX = 120  # findings; what is beyond is dropped and counted
 FAILED_S = 60.0
 HELD_S = 2.0  # an Xid of NVML waits for the kernel's line, which says more
 HELD_MAX = 64
-Made = TypeVar("Made")
 log = get_logger(__name__)
 
 
@@ -159,7 +156,7 @@ class Devices:
             await self._clock.sleep(KERNEL_POLL_S)
 
     async def _watch_ports(self) -> None:
-        reader = _Aside(lambda: read_ports(self._root))
+        reader = Aside(lambda: read_ports(self._root))
         silent = False
         while True:
             ports = await reader.ask(self._settings.gpu_timeout_s)
@@ -317,38 +314,3 @@ class Devices:
         self._records = {gpu: GpuRecord(counts) for gpu, counts in saved.gpus.items()}
         now_s = self._clock.monotonic_ns() / 1e9
         self.gpus.state.silent.update(dict.fromkeys(saved.silent, now_s))
-
-
-class _Aside(Generic[Made]):
-    """Does one thing in a thread of its own, at most one at a time: what it reads may block for ever."""
-
-    def __init__(self, work: Callable[[], Made]) -> None:
-        self._work = work
-        self._thread: threading.Thread | None = None
-
-    async def ask(self, timeout_s: float) -> Made | None:
-        """The answer, None where it does not come in time; the thread of then is waited for by the next."""
-        if self._thread is not None and self._thread.is_alive():
-            return None
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Made] = loop.create_future()
-
-        def deliver(made: Made) -> None:
-            if not answer.done():
-                answer.set_result(made)
-
-        def run() -> None:
-            made = self._work()
-            try:
-                loop.call_soon_threadsafe(deliver, made)
-            except RuntimeError:
-                return  # the loop has ended meanwhile
-
-        # Not the loop's pool: its threads are waited for at the end, and this one may never return.
-        self._thread = threading.Thread(target=run, name="paceline-ports", daemon=True)
-        self._thread.start()
-        try:
-            async with asyncio.timeout(timeout_s):  # `wait_for` loses a cancellation that meets the answer
-                return await answer
-        except TimeoutError:
-            return None

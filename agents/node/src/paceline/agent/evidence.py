@@ -11,13 +11,17 @@ import contextlib
 import hashlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.agent.app import AgentApp
+from paceline.agent.aside import Aside
 from paceline.agent.collecting import Answer, Load, Run, bounded, decide_command, run_collector
 from paceline.agent.delivery import Event, Publisher, PublishError, PublishRejected
 from paceline.agent.detail_command import set_detail
 from paceline.agent.kafka_publisher import KafkaPublisher
+from paceline.agent.process import read_environment
+from paceline.agent.ras import RasChoice, ask_ras, choose_address, choose_ras
 from paceline.agent.settings import AgentSettings
 from paceline.contracts.commands import Command, CommandKind, CommandOutcome, CommandResult
 from paceline.contracts.events import EventType
@@ -38,12 +42,19 @@ from paceline.runtime.settings import KafkaSettings
 WAITING_MAX = 4
 KNOWN_MAX = 256
 LOOK_BACK_S = 120.0  # commands of the time in which an agent was restarted
+READ_S = 2.0
 SEND_S_MAX = 120.0  # behind the command's expiry: late evidence is evidence
 PART_S_MAX = 15.0
 RETRY_S = 1.0
 HOUR_S = 3600.0
 Collect = Callable[[Run], Awaitable[str]]
 log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    path: Path | None
+    words: str
 
 
 class EvidenceApp:
@@ -174,6 +185,8 @@ class EvidenceApp:
         run = self._plan(command, target)
         began_s = self._clock.monotonic_ns() / 1e9
         try:
+            ras = await self._ask_ras(command, run)
+            run = replace(run, files=[path for path in (ras.path,) if path])
             why = await self._collect(run)
             if why:
                 return CommandOutcome.FAILED, why
@@ -189,7 +202,31 @@ class EvidenceApp:
             self._clear()  # the archive, and what a collector that was killed had of it
         if why:
             return CommandOutcome.FAILED, why
-        return CommandOutcome.DONE, f"{size} bytes, training processes: {len(run.processes)}, {took_s:.1f} s"
+        words = f"{size} bytes, training processes: {len(run.processes)}, {took_s:.1f} s"
+        return CommandOutcome.DONE, words + (f", RAS: {ras.words}" if ras.words else "")
+
+    async def _ask_ras(self, command: Command, run: Run) -> "_Asked":
+        """Its answer as a file beside the archive, or a word why there is none."""
+        key = (command.job, command.attempt)
+        job = self._agent.roster.jobs.get(key)
+        versions = [hello.versions.get("nccl", "") for hello in job.hellos.values()] if job else []
+        version = next(filter(None, versions), self._settings.ras_nccl_version)
+        choice = choose_ras(self._settings.ras, run.ask and bool(run.processes), version)
+        if not choice.asks:
+            return _Asked(None, "" if choice is RasChoice.OFF else choice.value)
+        pids = [pid for pid, _ in run.processes]
+        # A process that cannot be stopped or seen may hold whoever reads its environment.
+        environment = await Aside(lambda: read_environment(self._settings.root, pids[0])).ask(READ_S) or {}
+        host, port = choose_address(environment, self._settings.ras_address)
+        # In a container the job knows itself by other pids: then whose answer it is cannot be told.
+        inner = {hello.pid for hello in job.hellos.values()} if job else set()
+        answer = await ask_ras(host, port, choice, {*pids, *inner})
+        if not answer.is_evidence:
+            return _Asked(None, answer.status.value)
+        form = answer.form.value if answer.form is RasChoice.JSON else "txt"
+        path = self._folder / f"nccl-ras.{form}"
+        await asyncio.to_thread(path.write_bytes, answer.content)
+        return _Asked(path, answer.status.value)
 
     def _clear(self) -> None:
         """Nothing stays: one command at a time works in the folder."""

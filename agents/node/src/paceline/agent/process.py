@@ -28,6 +28,7 @@ _PIDFD_GET_INFO = 0xC040FF0B
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO_WORDS = 16
 _STAT_BYTES_MAX = 4096
+ENVIRONMENT_BYTES_MAX = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -128,3 +129,14 @@ def read_exit_status(pidfd: int) -> int | None:
 def exit_code_of(wait_status: int) -> int:
     """Exit status, or minus the signal, of a wait status."""
     return os.waitstatus_to_exitcode(wait_status & 0xFFFF & ~0x80)
+
+
+def read_environment(root: Path, pid: int) -> dict[str, str]:
+    """What a process was started with, at most 256 KiB of it; empty where it may not be read."""
+    try:
+        with (root / "proc" / str(pid) / "environ").open("rb") as file:
+            content = file.read(ENVIRONMENT_BYTES_MAX)
+    except OSError:
+        return {}
+    pairs = (entry.decode("utf-8", "replace").partition("=") for entry in content.split(b"\0"))
+    return {name: value for name, _, value in pairs if name}

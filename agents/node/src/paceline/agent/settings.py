@@ -58,3 +58,7 @@ class AgentSettings(BaseSettings):
     evidence_bytes_max: Annotated[int, Field(ge=1 * MIB, le=ARCHIVE_BYTES_MAX)] = ARCHIVE_BYTES_MAX
     evidence_s_max: Seconds = 60.0
     evidence_per_hour_max: Count = 20
+    # NCCL's RAS, asked for an incident: off, because it runs inside the job (docs/adr/0035-devices.md).
+    ras: bool = False
+    ras_address: Annotated[str, Field(max_length=300)] = "localhost:28028"
+    ras_nccl_version: Annotated[str, Field(max_length=32)] = ""  # of jobs that do not say theirs

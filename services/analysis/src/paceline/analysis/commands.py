@@ -109,6 +109,9 @@ def add_collect(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--log", action="append", default=[], metavar="FILE", help="also the end of this file; repeat"
     )
     parser.add_argument(
+        "--file", action="append", default=[], metavar="FILE", help="also this file, whole; repeat"
+    )
+    parser.add_argument(
         "--signal", metavar="NAME", help="ask for a dump by this signal, only where the process handles it"
     )
     parser.add_argument(
@@ -168,6 +171,7 @@ def _collect_request(arguments: argparse.Namespace) -> "Request":
     return Request(
         pids=[pid for pid, _ in arguments.pid],
         logs=arguments.log,
+        files=arguments.file,
         signal=signal_number(arguments.signal) if arguments.signal else None,
         limit_s=min(max(arguments.limit, 0.5), 120.0),
         say=(lambda text: None) if arguments.quiet else _say_plain,

@@ -34,6 +34,7 @@ class Request:
 
     pids: Sequence[int] = ()
     logs: Sequence[str] = ()
+    files: Sequence[str] = ()  # taken whole
     signal: int | None = None
     limit_s: float = 10.0  # of one item
     say: Callable[[str], None] = field(default=lambda text: None)
@@ -117,6 +118,9 @@ def signal_number(name: str) -> int:
 
 def _items(request: Request, processes: list[Process]) -> Iterator[Item]:
     """First what changes least by looking and is lost first by a kill."""
+    for number, name in enumerate(request.files):
+        path = Path(name)
+        yield read_bounded(f"given/{number}/{path.name}", path.read_bytes, request.limit_s)
     for process in processes:
         request.say(f"{process.folder} (pid {process.pid})")
         examine(process)
