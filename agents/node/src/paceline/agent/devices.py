@@ -37,7 +37,7 @@ from paceline.contracts.topics import HEALTH
 from paceline.runtime.app import BackgroundTasks
 from paceline.runtime.clock import Clock
 from paceline.runtime.logging import get_logger
-from paceline.runtime.metrics import gauge
+from paceline.runtime.metrics import count, gauge
 
 KERNEL_POLL_S = 1.0
 PORTS_POLL_S = 5.0
@@ -230,6 +230,7 @@ class Devices:
             "device_found", reason=found.reason, gpu=found.gpu, code=found.code, message=found.message
         )
         self.found[found.reason] += 1
+        count("paceline.agent.devices", reason=found.reason)
         for event in self._events(found, at_unix_s):
             topic_key = event.job or event.node
             self._push(Event(HEALTH, topic_key, EventType.HEALTH, event.id, event))

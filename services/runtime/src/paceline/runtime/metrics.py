@@ -35,6 +35,7 @@ CounterName = Literal[
     "paceline.agent.samples",
     "paceline.agent.dropped",  # reason
     "paceline.agent.bytes",
+    "paceline.agent.devices",  # reason; findings that were told
     "paceline.agent.detail_changes",  # level, reason
     "paceline.api.events_dropped",  # reason; not shown to a client that was away too long
 ]
