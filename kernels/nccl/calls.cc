@@ -46,11 +46,12 @@ void join_group(Event* group, Event* call) {
   group->members.first = call;
 }
 
-void note_message(Event* group, const Event* call, const char* name) {
+void note_message(Event* group, const Event* call, const char* name, void* stream) {
   GroupPart& members = group->members;
   bool first = members.sends + members.receives == 0;
   if (first) {
     members.comm = call->comm;
+    members.stream = stream;
     members.count = call->operation.count;
     members.dtype = call->operation.dtype;
   }
@@ -81,6 +82,7 @@ void enter_all_to_all(Event* group, uint64_t now_ns) {
   mark(owner, kRound);
   uint64_t count = members.count * members.comm->nranks;
   enter(owner, describe(PACELINE_FUNCTION_ALL_TO_ALL, members.dtype, count, -1), members.events, now_ns);
+  mark_entered(owner, members.stream, true);
 }
 
 // All calls of a communicator that are captured into CUDA graphs share a handle, which the graphs name as a parent
@@ -193,8 +195,9 @@ void* start_call(Comm* comm, const Descriptor& descriptor, uint64_t type, uint64
     if (!plugin().captured.exchange(true)) choose_events();
   } else if (!message) {
     enter(call, describe(function, dtype, count, root), events_of(group), now_ns);
+    mark_entered(call, descriptor.coll_api.stream, group != nullptr);
   } else if (group != nullptr) {
-    note_message(group, call, name);
+    note_message(group, call, name, descriptor.p2p_api.stream);
   }
   call->chained = chain_start(comm, descriptor, type, chained_handle(descriptor.parent), nullptr);
   return call;
@@ -205,6 +208,7 @@ void* start_launch(Comm* comm, const Descriptor& descriptor, uint64_t type, uint
   if (comm->slot >= 0 && live_page() != nullptr && comm->live.load(std::memory_order_acquire)) {
     put(comm->frame->enqueued_ns, now_ns);
   }
+  note_launch(comm);
   return start_other(comm, descriptor, type);
 }
 
@@ -261,6 +265,7 @@ void stop_event(Event* event, int version, uint64_t now_ns) {
     while (call != nullptr) {
       Event* next = call->operation.next_member;
       call->parent = nullptr;
+      mark_left(call->comm);
       returned(call, kernels, now_ns);
       release(call);
       call = next;

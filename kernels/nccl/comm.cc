@@ -99,6 +99,7 @@ Comm* open_comm(const Opening& opening) {
   comm->counts_exact = false;
   comm->proxied.store(false);
   open_frame(comm, page, opening);
+  open_marks(comm);
   comm->live.store(true, std::memory_order_release);
   if (comm->slot >= 0) announce_comm(comm, opening);
   return comm;
@@ -108,6 +109,7 @@ void close_comm(Comm* comm) {
   if (comm == nullptr || !comm->live.exchange(false)) return;
   std::lock_guard<std::mutex> guard(registering);
   comm->closed_order = ++closed_count;
+  close_marks(comm);
   paceline_page_v1* page = live_page();
   if (page == nullptr || comm->slot < 0) return;
   abandon_operations(comm);

@@ -7,6 +7,7 @@
 
 #include "abi.h"
 #include "events.h"
+#include "marker.h"
 #include "page.h"
 
 namespace paceline::nccl {
@@ -28,6 +29,7 @@ struct Comm {
   bool ended_unseen = true;     // nobody saw the end of the operation that ended last
   bool counts_exact = false;    // proxy steps were asked for since the first operation
   std::atomic<bool> proxied{false};
+  Marks marks;
 };
 
 constexpr uint32_t kCommsMax = 1024;

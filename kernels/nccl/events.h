@@ -27,6 +27,7 @@ constexpr uint8_t kListed = 8;     // open in its communicator
 constexpr uint8_t kOver = 16;      // a kernel: its stop was counted
 constexpr uint8_t kStopped = 32;   // NCCL has stopped it; it may do so again
 constexpr uint8_t kRound = 64;     // an all-to-all made of messages
+constexpr uint8_t kMarked = 128;   // the GPU itself will say when it is through
 
 struct Event;
 
@@ -37,6 +38,7 @@ struct GroupPart {
   uint64_t count;    // of each message
   uint32_t sends, receives;
   uint32_t events;   // event bits asked for when it began
+  void* stream;      // of the first message
   uint8_t dtype;
   bool alike;        // all messages have the same count and type
   bool named;        // NCCL itself calls them all-to-all
@@ -50,6 +52,7 @@ struct OperationPart {
   Event* tasks;           // those whose kernels will come, linked by Event::next_task
   Event* owner;           // the all-to-all that this message is a part of
   uint64_t count;
+  uint64_t round;         // where it is marked
   std::atomic<uint32_t> expected, stopped;  // channels of kernels
   std::atomic<bool> kernel_seen;
   uint8_t function, dtype;

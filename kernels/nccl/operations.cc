@@ -37,7 +37,7 @@ void complete(Comm* comm, Event* operation, bool failed, uint64_t now_ns) {
   unmark(operation, kListed);
   paceline_page_v1* page = live_page();
   if (page != nullptr) paceline_complete_at_v1(page, operation->operation.ticket, failed, now_ns);
-  comm->ended_unseen = !has(operation, kTracked);
+  comm->ended_unseen = !has(operation, kTracked | kMarked);
   Event* task = operation->operation.tasks;
   operation->operation.tasks = nullptr;
   while (task != nullptr) {
@@ -50,7 +50,9 @@ void complete(Comm* comm, Event* operation, bool failed, uint64_t now_ns) {
 
 bool is_over(const Comm* comm, Event* operation) {
   if (!has(operation, kReturned)) return false;
-  return has(operation, kTracked) ? kernels_over(operation->operation) : comm->last->group != operation->group;
+  if (has(operation, kTracked)) return kernels_over(operation->operation);
+  if (has(operation, kMarked)) return round_left(comm) >= operation->operation.round;
+  return comm->last->group != operation->group;
 }
 
 // Completes what is over. Only the oldest group can be: the others come behind it.
@@ -80,7 +82,7 @@ void end_groups_before(Comm* comm, Event* operation, uint64_t now_ns) {
 void show_completion(Comm* comm) {
   bool unseen = (comm->flags & PACELINE_FRAME_FLAG_COMPLETION_UNOBSERVABLE) != 0;
   if (comm->first == nullptr) unseen = comm->ended_unseen;
-  else if (has(comm->first, kReturned)) unseen = !has(comm->first, kTracked);
+  else if (has(comm->first, kReturned)) unseen = !has(comm->first, kTracked | kMarked);
   uint32_t others = comm->flags & ~static_cast<uint32_t>(PACELINE_FRAME_FLAG_COMPLETION_UNOBSERVABLE);
   show_flags(comm, others | (unseen ? PACELINE_FRAME_FLAG_COMPLETION_UNOBSERVABLE + 0u : 0u));
 }
@@ -171,6 +173,19 @@ void kernel_stopped(Event* operation, uint64_t now_ns) {
   show_completion(comm);
 }
 
+void set_marked(Event* operation, uint64_t round) {
+  std::lock_guard<std::mutex> guard(operation->comm->mutex);
+  operation->operation.round = round;
+  mark(operation, kMarked);
+}
+
+void forget_marks(Comm* comm) {
+  std::lock_guard<std::mutex> guard(comm->mutex);
+  for (Event* at = comm->first; at != nullptr; at = at->operation.next) unmark(at, kMarked);
+  comm->ended_unseen = true;
+  show_completion(comm);
+}
+
 void note_proxied(Comm* comm) {
   std::lock_guard<std::mutex> guard(comm->mutex);
   if (comm->live.load(std::memory_order_relaxed)) show_counts(comm);  // else its slot may be another's
@@ -182,6 +197,7 @@ void abandon_operations(Comm* comm) {
   while (comm->first != nullptr) {
     bool launched = has(comm->first, kReturned), tracked = has(comm->first, kTracked);
     bool failed = !launched || (tracked && !kernels_over(comm->first->operation));
+    failed |= !tracked && has(comm->first, kMarked) && !is_over(comm, comm->first);
     complete(comm, comm->first, failed, now_ns);
   }
 }

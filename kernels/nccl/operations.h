@@ -18,6 +18,9 @@ void enter_without_handle(Comm* comm, const paceline_operation_v1& what, uint64_
 void returned(Event* operation, bool kernels, uint64_t now_ns);
 // One channel of its kernels has stopped.
 void kernel_stopped(Event* operation, uint64_t now_ns);
+// The GPU will say when it is through with it; and where that does not hold any more.
+void set_marked(Event* operation, uint64_t round);
+void forget_marks(Comm* comm);
 // The first transfer over the network: from now on its slices are more than "not seen".
 void note_proxied(Comm* comm);
 // The communicator is closed: what is still open has no end.

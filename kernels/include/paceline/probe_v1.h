@@ -224,7 +224,9 @@ typedef struct paceline_process_header_v1 {
   uint64_t nccl_dropped; /* 584: events that found no place */
   uint64_t nccl_late; /* 592: events of communicators that were closed before */
   uint64_t nccl_replays; /* 600: operations run by CUDA graphs, which no round counts */
-  uint64_t spare[436]; /* 608 */
+  uint32_t nccl_marker; /* 608: marks in streams: 0 none yet, 1 on, 2 no driver, 3 it or the GPU refuses */
+  uint32_t nccl_marks_off; /* 612: communicators whose marks were switched off */
+  uint64_t spare[435]; /* 616 */
 } paceline_process_header_v1;
 PACELINE_ASSERT(sizeof(paceline_process_header_v1) == 4096, process_header_size);
 PACELINE_ASSERT(offsetof(paceline_process_header_v1, magic) == 0, process_header_magic);
@@ -274,7 +276,9 @@ PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_foreign) == 576, proce
 PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_dropped) == 584, process_header_nccl_dropped);
 PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_late) == 592, process_header_nccl_late);
 PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_replays) == 600, process_header_nccl_replays);
-PACELINE_ASSERT(offsetof(paceline_process_header_v1, spare) == 608, process_header_spare);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_marker) == 608, process_header_nccl_marker);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, nccl_marks_off) == 612, process_header_nccl_marks_off);
+PACELINE_ASSERT(offsetof(paceline_process_header_v1, spare) == 616, process_header_spare);
 
 /* one per (process, communicator); its size does not depend on the cluster */
 typedef struct paceline_frame_v1 {

@@ -2,7 +2,7 @@
 what the agent publishes. Nothing of the agent or the analysis knows that it is NCCL."""
 
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,20 @@ Eventually = Callable[..., Awaitable[Any]]
 
 
 class Job:
-    """Four ranks, one process each, one world communicator."""
+    """Four ranks, one process each, one world communicator. `each`: what only that rank's environment has."""
 
-    def __init__(self, start: StartNccl, socket: Path, **environment: str) -> None:
+    def __init__(
+        self,
+        start: StartNccl,
+        socket: Path,
+        each: Sequence[Mapping[str, str]] = ({},) * RANKS,
+        **environment: str,
+    ) -> None:
         self.processes: list[NcclProcess] = [
             start(
                 PACELINE_AGENT_SOCKET=str(socket), PACELINE_ATTEMPT="a1", RANK=str(rank),
                 WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank),
-                PACELINE_NCCL_BUDGET_PERCENT="100", **environment,
+                PACELINE_NCCL_BUDGET_PERCENT="100", **environment, **each[rank],
             )
             for rank in range(RANKS)
         ]  # fmt: skip

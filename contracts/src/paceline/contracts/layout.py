@@ -131,7 +131,9 @@ PROCESS = _layout(
     ("nccl_dropped", "u8", 1, "events that found no place"),
     ("nccl_late", "u8", 1, "events of communicators that were closed before"),
     ("nccl_replays", "u8", 1, "operations run by CUDA graphs, which no round counts"),
-    ("spare", "u8", (4096 - 608) // 8, ""),
+    ("nccl_marker", "u4", 1, "marks in streams: 0 none yet, 1 on, 2 no driver, 3 it or the GPU refuses"),
+    ("nccl_marks_off", "u4", 1, "communicators whose marks were switched off"),
+    ("spare", "u8", (4096 - 616) // 8, ""),
 )
 
 FRAME = _layout(

@@ -31,6 +31,7 @@ PLUGIN_SOURCES = (
     "nccl/device.cc",
     "nccl/events.cc",
     "nccl/identity.cc",
+    "nccl/marker.cc",
     "nccl/names.cc",
     "nccl/nccl_version.cc",
     "nccl/operations.cc",
