@@ -19,6 +19,7 @@ from paceline.contracts.registry import HealthEvent
 from paceline.contracts.schemas import dump_json, load_json
 from paceline.contracts.verdicts import ActionKind, Owner, RootKind, SubReason, Verdict, VerdictClass
 from paceline.localizer.core import LocalizerCore
+from paceline.localizer.memory import Registry
 from paceline.runtime.clock import SystemClock
 from tests.unit.analysis.injections import inject
 from tests.unit.analysis.simulated_job import ATTEMPT, JOB, Shape, SimulatedJob
@@ -89,7 +90,8 @@ async def judge_with(
         await process.wait()
         await agent.stop()
     core = LocalizerCore()
-    for item in (record, *nodes, *comms):
+    items: list[Registry] = [record, *nodes, *comms]
+    for item in items:
         core.note_registry(item)
     for event in found:
         core.note_health(load_json(HealthEvent, dump_json(event)), 0.0)

@@ -182,6 +182,11 @@ class TestReader:
         await eventually(lambda: watched.found and (1 in {gpu for gpu, _ in watched.samples}))
         assert [(f.kind, f.gpu) for f in watched.found] == [(HealthKind.GPU_SILENT, 0)]
 
+    async def test_the_real_nvml(self, start_watch: Any, eventually: Eventually) -> None:
+        watched = start_watch(command=(sys.executable, "-m", "paceline.agent.gpu_reader"), timeout_s=20.0)
+        await eventually(lambda: watched.watch.ends or watched.samples, 30.0)
+        assert watched.samples or list(watched.watch.ends) == [ReaderEnd.NO_DRIVER.value]
+
     async def test_no_driver_is_a_normal_case(self, start_watch: Any, eventually: Eventually) -> None:
         watched = start_watch()
         watched.tell(no_driver=1)
