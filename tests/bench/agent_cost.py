@@ -1,7 +1,8 @@
 """What the agent costs: CPU seconds per second while 8 ranks write at a realistic rate.
 
-`python tests/bench/agent_cost.py [--seconds 30] [--rate 200]` prints one JSON object. Kafka is a real
-one, started here; the ranks write real pages of 4 communicators each from processes of their own.
+`python tests/bench/agent_cost.py [--seconds 30] [--rate 200] [--communicators 4]` prints one JSON object.
+Kafka is a real one, started here; the ranks write real pages from processes of their own. The agent takes
+one sample a second. `agent_node_percent` is of all CPUs of this machine.
 """
 
 import argparse
@@ -25,12 +26,11 @@ from paceline.probe.connection import AgentConnection
 from paceline.probe.writer import Page
 
 RANKS = 8
-COMMUNICATORS = 4
 START_S_MAX = 30.0
 PREFIX = "paceline_agent_"
 
 
-def write_rank(socket: str, rank: int, rate: float) -> None:
+def write_rank(socket: str, rank: int, rate: float, communicators: int) -> None:
     """One rank: `rate` rounds a second in each communicator, until it is killed."""
     page = Page.create("bench", "a1", rank, RANKS, rank, "bench")
     page.set_phase(Phase.TRAIN, "train")
@@ -38,7 +38,7 @@ def write_rank(socket: str, rank: int, rate: float) -> None:
     hello = Hello("bench", "declared", "a1", "declared", rank, RANKS, rank, os.getpid(), start)
     link = AgentConnection(socket, page.page_fd, page.control_fd, hello)
     slots = []
-    for number in range(COMMUNICATORS):
+    for number in range(communicators):
         comm = ids.communicator_id(f"group_{number}", range(RANKS))
         slots.append(page.open_communicator(comm, 0, rank, RANKS, rank, Source.TORCH_HOOK))
         link.send(
@@ -59,7 +59,7 @@ def write_rank(socket: str, rank: int, rate: float) -> None:
         time.sleep(1.0 / rate)
 
 
-def measure(seconds: float, rate: float) -> dict[str, object]:
+def measure(seconds: float, rate: float, communicators: int) -> dict[str, object]:
     """Run Kafka, agent and ranks; the agent's CPU time over `seconds` after a warm-up."""
     with tempfile.TemporaryDirectory(prefix="pa-") as name:
         folder = Path(name)
@@ -85,22 +85,24 @@ def measure(seconds: float, rate: float) -> dict[str, object]:
             _wait_for(socket, children[0])
             children += [
                 subprocess.Popen([sys.executable, __file__, "--rank", str(rank), "--socket", str(socket),
-                                  "--rate", str(rate)])
+                                  "--rate", str(rate), "--communicators", str(communicators)])
                 for rank in range(RANKS)
             ]  # fmt: skip
             time.sleep(5.0)
-            return _observe(children[0].pid, [child.pid for child in children[1:]], port, seconds, rate)
+            result = _observe(children[0].pid, [child.pid for child in children[1:]], port, seconds)
         finally:
             for child in reversed(children):
                 child.terminate()
                 child.wait(20)
             kafka.stop()
+    shape = {"communicators_per_rank": communicators, "rounds_per_second_and_communicator_at_most": rate}
+    return {"benchmark": "agent_cost", "ranks": RANKS, **shape, **result}
 
 
-def _observe(agent: int, ranks: list[int], port: int, seconds: float, rate: float) -> dict[str, object]:
+def _observe(agent: int, ranks: list[int], port: int, seconds: float) -> dict[str, object]:
     proc = ProcReader()
     before, ranks_before = proc.read(agent), [proc.read(pid).cpu_ms for pid in ranks]
-    metrics_before = _scrape(port)
+    metrics_before, resident_before_kib = _scrape(port), _resident_kib(agent)
     started = time.monotonic()
     time.sleep(seconds)
     elapsed_s = time.monotonic() - started
@@ -108,21 +110,22 @@ def _observe(agent: int, ranks: list[int], port: int, seconds: float, rate: floa
     metrics = _scrape(port)
     if metrics["processes"] != RANKS:
         raise RuntimeError(f"the agent observes {metrics['processes']:g} processes, expected {RANKS}")
-    status = Path(f"/proc/{agent}/status").read_text()
-    resident_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    cpu_s_per_s = (after.cpu_ms - before.cpu_ms) / 1000 / elapsed_s
     return {
-        "benchmark": "agent_cost",
-        "ranks": RANKS,
-        "communicators_per_rank": COMMUNICATORS,
-        "rounds_per_second_and_communicator_at_most": rate,
         "seconds": round(elapsed_s, 2),
-        "agent_cpu_s_per_s": round((after.cpu_ms - before.cpu_ms) / 1000 / elapsed_s, 5),
+        "agent_cpu_s_per_s": round(cpu_s_per_s, 5),
+        "agent_node_percent": round(100 * cpu_s_per_s / (os.cpu_count() or 1), 3),
         "agent_samples": metrics["samples_total"] - metrics_before["samples_total"],
         "agent_bytes_per_s": round((metrics["bytes_total"] - metrics_before["bytes_total"]) / elapsed_s),
         "agent_dropped": metrics.get("dropped_total", 0.0),
-        "agent_resident_mib": round(resident_kib / 1024, 1),
+        "agent_resident_mib": [round(kib / 1024, 1) for kib in (resident_before_kib, _resident_kib(agent))],
         "rank_cpu_s_per_s": round((sum(ranks_after) - sum(ranks_before)) / 1000 / elapsed_s / RANKS, 5),
     }
+
+
+def _resident_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
 
 def _scrape(port: int) -> dict[str, float]:
@@ -157,12 +160,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="agent CPU seconds per second for 8 ranks")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rate", type=float, default=200.0, help="rounds a second per communicator, at most")
+    parser.add_argument("--communicators", type=int, default=4, help="of each rank")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--socket", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.rank is not None:
-        write_rank(arguments.socket, arguments.rank, arguments.rate)
-    print(json.dumps(measure(arguments.seconds, arguments.rate)))
+        write_rank(arguments.socket, arguments.rank, arguments.rate, arguments.communicators)
+    print(json.dumps(measure(arguments.seconds, arguments.rate, arguments.communicators)))
     return 0
 
 
