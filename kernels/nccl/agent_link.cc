@@ -222,6 +222,12 @@ void add_hello(const Identity& identity, uint32_t version, Text<2048>* text) {
     text->add_json(value);
     text->add("\"");
   }
+  Text<512> log = nccl_log_path();
+  if (log.size() > 0 && !log.is_cut()) {
+    text->add(",\"nccl_log\":\"");
+    text->add_json(log.get());
+    text->add("\"");
+  }
   text->add(",\"versions\":{");
   if (version != 0) text->add("\"nccl\":\"%u.%u.%u\"", version / 10000, version / 100 % 100, version % 100);
   text->add("}}");

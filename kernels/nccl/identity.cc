@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <initializer_list>
@@ -86,6 +87,27 @@ Text<108> agent_socket() {
   if (const char* declared = variable("PACELINE_AGENT_SOCKET")) path.add("%s", declared);
   else if (const char* runtime = variable("XDG_RUNTIME_DIR")) path.add("%s/paceline-agent.sock", runtime);
   else path.add("/tmp/paceline-%u/agent.sock", static_cast<unsigned>(getuid()));
+  return path;
+}
+
+// NCCL's own pattern: %h the host name up to its first dot, %p the process, all else as it stands.
+Text<512> nccl_log_path() {
+  Text<512> path;
+  const char* pattern = variable("NCCL_DEBUG_FILE");
+  for (const char* at = pattern; at != nullptr && *at != '\0'; at++) {
+    if (*at != '%' || at[1] == '\0') {
+      path.add("%c", *at);
+      continue;
+    }
+    at++;
+    if (*at == 'p') path.add("%d", static_cast<int>(getpid()));
+    else if (*at == '%') path.add("%%");
+    else if (*at != 'h') path.add("%%%c", *at);
+    else {
+      char host[256] = {};
+      if (gethostname(host, sizeof host - 1) == 0) path.add("%.*s", static_cast<int>(strcspn(host, ".")), host);
+    }
+  }
   return path;
 }
 

@@ -19,6 +19,8 @@ struct Identity {
 Identity read_identity();
 // Where the agent listens.
 Text<108> agent_socket();
+// The file that NCCL writes its log into, empty where it is none.
+Text<512> nccl_log_path();
 bool is_disabled();
 
 }  // namespace paceline::nccl

@@ -91,12 +91,25 @@ Result on_record(void* handle, int state, StateArguments* arguments) noexcept {
   return kSuccess;
 }
 
+// Into NCCL's own log, from the thread that makes the communicator: what stands before it in this thread, rings and
+// trees, is of this one. It is read by the agent (docs/adr/0038-nccl-orders.md).
+void say_identity(const Comm& comm, LogFunction log) {
+  constexpr int kInfo = 3;
+  constexpr unsigned long kInit = 1;
+  if (log == nullptr || comm.slot < 0) return;
+  log(kInfo, kInit, "paceline", 0, "Paceline communicator %016llx rank %u of %u",
+      static_cast<unsigned long long>(comm.id), comm.rank, comm.nranks);
+}
+
 Result on_init(int version, void** context, int* mask, const Opening& opening) noexcept {
   tune_clock();
   open_chain(version);
   if (version < 5) begin_v4();
   Comm* comm = open_comm(opening);
-  if (comm != nullptr && comm != detached_comm()) chain_init(comm, opening);
+  if (comm != nullptr && comm != detached_comm()) {
+    say_identity(*comm, opening.log);
+    chain_init(comm, opening);
+  }
   begin_detail(mask, nccl_version(opening.log));
   if (context != nullptr) *context = comm;
   return kSuccess;

@@ -39,6 +39,7 @@ class Hello:
     versions: dict[str, str] = field(default_factory=dict)
     coordinates: dict[str, int] = field(default_factory=dict)
     coordinate_source: str = "none"
+    nccl_log: str = ""  # NCCL_DEBUG_FILE with its pattern filled in
     type: str = "hello"
     protocol: int = PROTOCOL_VERSION
 

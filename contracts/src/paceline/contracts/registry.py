@@ -67,8 +67,28 @@ class RankRecord:
 
 
 @dataclass(frozen=True)
+class OrderPart:
+    """What the ranks of one node know of the order of a communicator; ranks are those of the communicator.
+
+    Keys are channels as `ids.format_ranks` text, empty where the source names none. A ring is written as
+    chains, `3,0,1/5,6`, in which each rank sends to the one behind it; a tree as `rank>parent` pairs,
+    `0>-1,1>0`, -1 above the root. With `refused`, a named reason, the node's sources contradict each other.
+    """
+
+    communicator: str  # 16 hex digits
+    size: int
+    rings: dict[str, str] = field(default_factory=dict)  # of NCCL's log
+    trees: dict[str, str] = field(default_factory=dict)
+    links: str = ""  # chains over which proxies were seen to send, of any channel
+    refused: str = ""
+
+
+@dataclass(frozen=True)
 class NodeRecord:
-    """Key `job:node`: the ranks that live there."""
+    """Key `job:node`: the ranks that live there, and what they know of communicators on several nodes.
+
+    The order of a communicator that is whole on one node stands in its own record.
+    """
 
     job: str
     attempt: str
@@ -76,6 +96,7 @@ class NodeRecord:
     agent: str
     ranks: tuple[RankRecord, ...]
     left: bool = False
+    orders: tuple[OrderPart, ...] = ()
 
 
 @dataclass(frozen=True)

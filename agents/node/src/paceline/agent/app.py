@@ -1,5 +1,6 @@
 """The agent as one app: socket, sampler, devices, delivery."""
 
+import asyncio
 import resource
 from collections import Counter
 
@@ -8,6 +9,8 @@ from paceline.agent.devices import Devices
 from paceline.agent.disk_ring import DiskRing, Ring
 from paceline.agent.event_file import EventFile
 from paceline.agent.graves import GravesFile
+from paceline.agent.nccl_logs import NcclLogs
+from paceline.agent.orders import Orders
 from paceline.agent.outbox import Outbox
 from paceline.agent.pages import open_page
 from paceline.agent.process import ProcReader
@@ -41,6 +44,7 @@ class AgentApp:
         page_opener: OpenPage = open_page,
         ring: Ring | None = None,
         gpu_command: tuple[str, ...] = (),
+        nccl_logs: NcclLogs | None = None,
     ) -> None:
         self.drops: Counter[str] = Counter()
         self._settings = settings
@@ -63,6 +67,8 @@ class AgentApp:
         self._roster_file = RosterFile(settings.state_dir / "roster.json")
         self._event_file = EventFile(settings.state_dir / "events.json", self._events)
         self._graves_file = GravesFile(settings.state_dir / "graves.json", self._outbox.graves)
+        self._nccl_logs = nccl_logs or NcclLogs(settings.root / "proc")
+        self._orders = Orders(self.drops)
         self._tasks = BackgroundTasks()
         self._told: Counter[str] = Counter()
         self._repeated_ns = clock.monotonic_ns()
@@ -111,6 +117,7 @@ class AgentApp:
         self._tasks.spawn("agent-sample", self._sample())
         self._tasks.spawn("agent-deliver", self._deliverer.run())
         self.devices.start(self._tasks)
+        self._tasks.spawn("agent-orders", self._look_at_orders())
         self._deliverer.wake()
 
     async def stop(self) -> None:
@@ -143,6 +150,19 @@ class AgentApp:
             # A late sample does not make the following ones come in a burst.
             next_ns = max(next_ns + interval_ns, self._clock.monotonic_ns())
             await self._clock.sleep((next_ns - self._clock.monotonic_ns()) / 1e9)
+
+    async def _look_at_orders(self) -> None:
+        """Ring and tree order; the next sample publishes what has changed. Files are read in a thread."""
+        while True:
+            await self._clock.sleep(self._settings.orders_s)
+            wanted = self._orders.wanted(self.roster.processes.values())
+            if not wanted:
+                continue
+            if self._settings.nccl_logs:
+                look = await asyncio.to_thread(self._nccl_logs.read, [where for _, where in wanted])
+                self._orders.take([process for process, _ in wanted], look)
+            for job in self.roster.jobs.values():
+                self._orders.refresh(job, self.roster.of_job(job.key))
 
     def _push_frame(self, key: str, value: bytes) -> None:
         self._frames.push(Frame(key, value))

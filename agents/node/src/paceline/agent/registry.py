@@ -16,6 +16,7 @@ from paceline.contracts.registry import (
     JobRecord,
     JobState,
     NodeRecord,
+    OrderPart,
     RankRecord,
 )
 
@@ -47,6 +48,7 @@ class LocalJob:
     hellos: dict[int, Hello] = field(default_factory=dict)  # by rank
     pids: dict[int, int] = field(default_factory=dict)  # by rank, as this node sees them
     communicators: dict[str, CommunicatorRecord] = field(default_factory=dict)
+    orders: dict[str, OrderPart] = field(default_factory=dict)  # of communicators on several nodes
     members: dict[str, set[int]] = field(default_factory=dict)  # local ranks that have it open
     ended: dict[int, Ended] = field(default_factory=dict)  # by rank
     cancelled: bool = False
@@ -124,7 +126,8 @@ def node_record(job: LocalJob, node: str, agent: str) -> NodeRecord:
         )
         for rank, hello in sorted(job.hellos.items())
     )
-    return NodeRecord(job.job, job.attempt, node, agent, ranks, left=job.ended_unix_s is not None)
+    orders = tuple(part for _, part in sorted(job.orders.items()))
+    return NodeRecord(job.job, job.attempt, node, agent, ranks, job.ended_unix_s is not None, orders)
 
 
 def open_communicator(job: LocalJob, rank: int, message: CommunicatorOpened) -> str | None:
@@ -150,6 +153,8 @@ def open_communicator(job: LocalJob, rank: int, message: CommunicatorOpened) -> 
     if known is None and len(job.communicators) >= COMMUNICATORS_PER_JOB_MAX:
         return f"job {job.job!r} has {COMMUNICATORS_PER_JOB_MAX} communicators already, the bound"
     if known is None or known.closed or (record.kind and not known.kind):
+        if known is not None:
+            record = replace(record, ring=known.ring, tree=known.tree)
         job.communicators[name] = record
     job.members.setdefault(name, set()).add(rank)
     return None

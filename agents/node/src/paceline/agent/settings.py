@@ -54,6 +54,8 @@ class AgentSettings(BaseSettings):
     detail_hold_s: Seconds = 60.0
     detail_s_max: Seconds = 600.0
     detail_per_hour_max: Count = 6
+    nccl_logs: bool = True  # read NCCL's logs of observed processes for ring and tree order
+    orders_s: Seconds = 5.0  # between two looks at them
     # What is collected for an incident; a command may ask for less, never for more.
     evidence_bytes_max: Annotated[int, Field(ge=1 * MIB, le=ARCHIVE_BYTES_MAX)] = ARCHIVE_BYTES_MAX
     evidence_s_max: Seconds = 60.0

@@ -24,6 +24,7 @@ WORLD_SIZE_MAX = 1_000_000
 JOB_BYTES_MAX = 127  # the page keeps 128 with a NUL
 ATTEMPT_BYTES_MAX = 63
 TEXT_BYTES_MAX = 255
+PATH_BYTES_MAX = 4096
 ENTRIES_MAX = 32  # versions, coordinates
 GPU_MAX = 1_023  # index of a GPU on its node
 
@@ -83,6 +84,7 @@ def check_hello(hello: Hello) -> None:
     _check_text("hello.attempt", hello.attempt, ATTEMPT_BYTES_MAX, empty=False)
     for name in ("job_source", "attempt_source", "name", "cluster", "tenant", "user", "coordinate_source"):
         _check_text(f"hello.{name}", getattr(hello, name), TEXT_BYTES_MAX)
+    _check_text("hello.nccl_log", hello.nccl_log, PATH_BYTES_MAX)
     _check_rank(hello)
     if not -1 <= hello.local_rank < WORLD_SIZE_MAX:
         raise MessageError(f"hello.local_rank is {hello.local_rank}, expected -1 or a rank")

@@ -97,6 +97,7 @@ class Session:
             versions=surroundings.versions(torch_version),
             coordinates=dict(settings.coordinates),
             coordinate_source="declared" if settings.coordinates else "none",
+            nccl_log=surroundings.nccl_log(environment),
         )
         self._link: Link = self._open_link(probe)
         self._nonce: NonceReader | None = None

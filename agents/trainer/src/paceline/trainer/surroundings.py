@@ -1,6 +1,7 @@
 """Reads what identity needs from the machine; every file may be missing."""
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from paceline.trainer.identity import Surroundings, parse_pid_start
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _GPUS_MAX = 64
 _FILE_BYTES_MAX = 65_536
+_LOG_PATH_BYTES_MAX = 4096
 
 
 def read_surroundings(init_method: str = "") -> Surroundings:
@@ -34,6 +36,17 @@ def pid() -> int:
 def user(environment: Mapping[str, str]) -> str:
     """Whose job it is, by name, else by number."""
     return environment.get("USER") or environment.get("LOGNAME") or str(os.getuid())
+
+
+def nccl_log(environment: Mapping[str, str]) -> str:
+    """The file that NCCL writes its log into: %h is the host up to its first dot, %p the process.
+
+    Empty where there is none, or where its name is longer than the agent takes.
+    """
+    values = {"%h": socket.gethostname().partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
+    pattern = environment.get("NCCL_DEBUG_FILE", "")
+    path = re.sub("%[hp%]", lambda found: values[found[0]], pattern)
+    return path if len(path.encode(errors="replace")) <= _LOG_PATH_BYTES_MAX else ""
 
 
 def pid_start() -> int:

@@ -6,7 +6,7 @@ input can hide evidence, it cannot break the judge.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,11 @@ from paceline.analysis.evidence import (
     Mask,
 )
 from paceline.analysis.health_bound import bounded_health
+from paceline.analysis.orders import MEMBERS_MAX as ORDER_MEMBERS_MAX
+from paceline.analysis.orders import Order, join_parts
 from paceline.contracts.batch import ROW_DTYPES, Batch, RowKind, Rows
-from paceline.contracts.ids import parse_communicator, rank_spans
-from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
+from paceline.contracts.ids import format_communicator, parse_communicator, rank_spans
+from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord, OrderPart
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def build_evidence(
             ignored += int(np.count_nonzero(~inside))
             tables[kind] = tables[kind][inside]
     comms = _communicators(tables[RowKind.STATE], [c for c in communicators if c.attempt == run], world)
+    refused = _join_orders(comms, tables[RowKind.STATE], node_records)
     comm_ids = np.array(sorted(comms), np.uint64)
     ordered = [comms[int(comm)] for comm in comm_ids]
     sizes = np.array([len(comm.ranks) for comm in ordered], np.int64)
@@ -109,6 +112,7 @@ def build_evidence(
         ignored_rows=ignored + strangers,
         comm_rings=tuple(comm.ring for comm in ordered),
         comm_trees=tuple(comm.tree for comm in ordered),
+        orders_refused=refused,
     )
 
 
@@ -178,6 +182,37 @@ def _communicators(
         ranks_seen = list(dict.fromkeys(int(rank) for rank in rows["rank"][order]))
         found[int(comm)] = _Communicator("", "", "", ranks_seen, True)
     return found
+
+
+def _join_orders(
+    comms: dict[int, _Communicator], state: Rows, nodes: Sequence[NodeRecord]
+) -> dict[str, int]:
+    """Give communicators on several nodes the order that their nodes know together; reasons where there
+    is none."""
+    parts: dict[str, list[OrderPart]] = {}
+    for node in nodes:
+        for part in node.orders:
+            parts.setdefault(part.communicator, []).append(part)
+    if not parts:
+        return {}
+    refused: dict[str, int] = {}
+    for number, comm in list(comms.items()):
+        mine = parts.get(format_communicator(number))
+        if mine is None or comm.ring or comm.tree:
+            continue
+        size = len(comm.ranks)
+        whole = not comm.inferred or _is_whole(state, number, size)
+        order = join_parts(size, mine) if whole else Order()
+        for reason in order.reasons if whole else ["order_members_unknown"]:
+            refused[reason] = refused.get(reason, 0) + 1
+        comms[number] = replace(comm, ring=order.ring_text(comm.ranks), tree=order.tree_text())
+    return refused
+
+
+def _is_whole(state: Rows, comm: int, size: int) -> bool:
+    """Whether the members that report are all there are, so that each one's place is known."""
+    places = state["comm_rank"][state["comm"] == comm]
+    return size <= ORDER_MEMBERS_MAX and np.unique(places).tolist() == list(range(size))
 
 
 def _align_members(

@@ -69,6 +69,7 @@ class JobEvidence:
     steps: Rows = field(default_factory=lambda: np.zeros(0, STEP_ROW))  # own time of each rank
     comm_rings: tuple[str, ...] = ()  # K, or empty: registry text of the ring order
     comm_trees: tuple[str, ...] = ()  # K, or empty: registry text of the parents
+    orders_refused: dict[str, int] = field(default_factory=dict)  # reason: communicators without that order
 
     @property
     def communicators(self) -> int:

@@ -32,6 +32,7 @@ class Place:
     ranks: tuple[int, ...]
     links: tuple[tuple[int, int], ...] = ()
     unseen: bool = False  # the place is a rank that nobody reported
+    among: bool = False  # `ranks` are the smallest set that contains it
 
 
 def by_waits(links: Transfers, inside: Mask, needed: Mask) -> Place | None:
@@ -142,9 +143,23 @@ def ring_by_counts(links: Transfers) -> Place | None:
         return Place("least_received_of_unseen", (tail,), unseen=True)
     if int(links.in_flight[at]) > 0:
         return Place("takes_nothing", (head,))
+    dark = _dark_before(links, following, (first + len(lowest) - 1) % len(received))
+    if dark:
+        return Place("least_received_behind_unseen", tuple(sorted({*dark, tail, head})), among=True)
     if len(lowest) == 2:
         return Place("keeps_what_it_received", (tail,))
     return Place("delivers_nothing", tuple(sorted((tail, head))), ((tail, head),))
+
+
+def _dark_before(links: Transfers, following: Ints, place: int) -> list[int]:
+    """Both ends of the links before `place` that no source sees, as of NVLink: it may be there."""
+    ranks: list[int] = []
+    for back in range(1, len(following)):
+        at = following[place - back]
+        if links.sent[at] >= 0 or links.received[at] >= 0:
+            break
+        ranks += [int(links.tail[at]), int(links.head[at])]
+    return ranks
 
 
 def tree_by_counts(slices: Ints, degree: Ints, inside: Mask) -> Place | None:

@@ -173,6 +173,9 @@ def _named(
         )
         confidence = 0.8 if place.how == "delivers_nothing" else 0.9
         return Narrow(roots, SubReason.NONE, place.how, confidence)
+    if place.among:
+        root = group_root(evidence, ranks, "part of the ring")
+        return Narrow((root,), SubReason.NONE, place.how, 0.7, would_decide=_COUNTS_WOULD_DECIDE)
     confidence = 0.9 if place.how == "waits_for_nobody" else 0.8
     return Narrow(
         rank_roots(evidence, ranks, len(ranks)), SubReason.NONE, place.how, confidence, unseen=place.unseen

@@ -68,11 +68,14 @@ def counts_visible(evidence: JobEvidence, op: int) -> Mask:
 
 
 def ring_transfers(evidence: JobEvidence, op: int, visible: Mask) -> Transfers | None:
-    """Links of the ring of communicator `op`, None where neither its edges nor its order are known."""
+    """Links of the ring of communicator `op`, None where neither its edges nor its order are known.
+
+    Edges are those that a source sees: of NCCL the links over the network. The order closes the ring.
+    """
     edges = edge_transfers(evidence, op, RING, visible)
-    if edges is not None:
-        return edges
     order = ring_order(evidence, op)
+    if edges is not None:
+        return edges if order is None else _closed(edges, order)
     if order is None:
         return None
     part = slice(int(evidence.offsets[op]), int(evidence.offsets[op + 1]))
@@ -82,6 +85,20 @@ def ring_transfers(evidence: JobEvidence, op: int, visible: Mask) -> Transfers |
     head = np.roll(order, -1)
     nobody = np.full(len(order), UNSEEN, np.int64)
     return Transfers(order, head, sent[order], received[head], nobody, nobody)
+
+
+def _closed(edges: Transfers, order: Ints) -> Transfers:
+    """`edges` and, unseen, the other links of the ring; as they are where one of them is not of it."""
+    size = len(order)
+    head_of = np.zeros(size, np.int64)
+    head_of[order] = np.roll(order, -1)
+    if not bool((head_of[edges.tail] == edges.head).all()):
+        return edges
+    rest = np.setdiff1d(order, edges.tail)
+    if len(rest) == 0:
+        return edges
+    nobody = np.full(len(rest), UNSEEN, np.int64)
+    return Transfers.join([edges, Transfers(rest, head_of[rest], nobody, nobody, nobody, nobody)])
 
 
 def edge_transfers(evidence: JobEvidence, op: int, group: int, visible: Mask) -> Transfers | None:

@@ -26,11 +26,11 @@ from paceline.analysis.facts import (
 
 _DEVICE = re.compile(r"^\[(\d{1,3})\] ")
 _INIT = re.compile(
-    r"ncclCommInitRank(?:Config|"
-    r"Scalable)?\b.* comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d{1,18}) nranks (?P<size>\d{1,18})"
+    r"(?P<call>ncclComm[A-Za-z]{1,32})\b.* comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d{1,18}) "
+    r"nranks (?P<size>\d{1,18})"
     r"(?: cudaDev (?P<device>\d{1,18}))?(?: nvmlDev \d{1,18})?(?: busId (?P<bus>[\da-fA-F]+))?(?: "
     r"commId (?P<id>0x[\da-fA-F]+))?"
-    r".*? - Init (?P<stage>START|COMPLETE)"
+    r".*? ?- Init (?P<stage>START|COMPLETE)"
 )
 _OLD_INIT = re.compile(
     r"comm (?P<comm>0x[\da-fA-F]+) rank (?P<rank>\d{1,18}) nranks (?P<size>\d{1,18}) cudaDev "
@@ -85,6 +85,7 @@ _DTYPES = {
     0: "int8", 1: "uint8", 2: "int32", 3: "uint32", 4: "int64", 5: "uint64", 6: "float16", 7: "float32",
     8: "float64", 9: "bfloat16",
 }  # fmt: skip
+_MEETS = ("ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommInitRankScalable")
 _OPS = {0: "sum", 1: "prod", 2: "max", 3: "min", 4: "avg"}
 
 
@@ -95,9 +96,9 @@ class NcclMembers:
     needles = ("Init START", "Init COMPLETE")
 
     def read(self, block: Block) -> Iterator[Fact]:
-        found = _INIT.search(block.line.text[:LOOK_CHARS]) or _OLD_INIT.search(block.line.text[:LOOK_CHARS])
-        if not found:
-            return
+        found = find_init(block.line.text)
+        if not found or found.groupdict().get("call", _MEETS[0]) not in _MEETS:
+            return  # members of splits are numbered anew, which ranks of the job they are is not said
         bus = found["bus"] or ""
         base = device_base(block)
         gpu = _gpu_of_bus(bus)
@@ -194,6 +195,12 @@ class NcclSettings:
             yield SettingSeen(**device_base(block), name="nccl_version", value=found["version"])
         elif found := _ENVIRONMENT.search(block.line.text[:LOOK_CHARS]):
             yield SettingSeen(**device_base(block), name=found["name"], value=found["value"])
+
+
+def find_init(text: str) -> re.Match[str] | None:
+    """Begin or end of the making of a communicator, by whichever call: groups comm, rank, size, stage and,
+    where the release prints them, call and id."""
+    return _INIT.search(text[:LOOK_CHARS]) or _OLD_INIT.search(text[:LOOK_CHARS])
 
 
 def device_base(block: Block) -> dict[str, Any]:

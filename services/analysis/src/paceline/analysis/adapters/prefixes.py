@@ -76,7 +76,7 @@ _HOST = re.compile(
     r"|[\w.]*(?:Error|Exception|Warning)[: ])"
     r"(?P<host>[A-Za-z][\w.-]{0,63})[: ] ?(?=\[[\d A-Z]|NVRM|nvidia-)"
 )
-_NCCL = re.compile(r"^(?P<host>[\w.-]{1,128}):(?P<pid>\d{1,18}):\d{1,18} (?=\[|\(|NCCL )")
+_NCCL = re.compile(r"^(?P<host>[\w.-]{1,128}):(?P<pid>\d{1,18}):(?P<thread>\d{1,18}) (?=\[|\(|NCCL )")
 _ACTOR_BEFORE = re.compile(r"\bpid=(?P<pid>\d{1,18})(?:, ip=(?P<ip>[\w.:-]{1,64}))?\)")
 _DEFAULT_BEFORE = re.compile(r"\[default(\d{1,18})\]:")
 _RANK_BEFORE = re.compile(r"\[rank ?(\d{1,18})\]:")
@@ -92,6 +92,7 @@ class _Read:
     speaker: Speaker
     time_s: float | None = None
     clock: Clock = Clock.NONE
+    thread: int | None = None
 
 
 def read_line(text: str, origin: Origin, hint: Speaker, year: int, attempt: int = 0) -> Line:
@@ -112,7 +113,7 @@ def read_line(text: str, origin: Origin, hint: Speaker, year: int, attempt: int 
             break
         state = after
     state = _glog(state, year)
-    return Line(origin, state.text, state.speaker, state.time_s, state.clock, attempt, repeated)
+    return Line(origin, state.text, state.speaker, state.time_s, state.clock, attempt, repeated, state.thread)
 
 
 def _journal(text: str, hint: Speaker) -> _Read | None:
@@ -197,7 +198,7 @@ def _take_speaker(state: _Read) -> _Read | None:
         return replace(state, text=text[found.end() :], speaker=spoken)
     if found := _NCCL.match(text):
         spoken = replace(speaker, host=found["host"], pid=int(found["pid"]))
-        return replace(state, text=text[found.end() :], speaker=spoken)
+        return replace(state, text=text[found.end() :], speaker=spoken, thread=int(found["thread"]))
     if state.clock is Clock.UNIX and (found := _JOURNAL.match(text)):
         return replace(state, text=text[found.end() :], speaker=replace(speaker, host=found["host"]))
     if found := _HOST.match(text):

@@ -51,6 +51,7 @@ class Line:
     clock: Clock = Clock.NONE
     attempt: int = 0  # 0-based; grows where a log shows that the job was started again
     repeated: int = 1  # lines that a launcher folded into this one
+    thread: int | None = None  # of NCCL's own prefix
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,164 @@
+"""Ring and tree order of an NCCL job: plugins and a log as NCCL writes it, the agent, the judge.
+
+Nobody but the log knows of the links over NVLink: with them a stuck link can be named, without them not."""
+
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.agent.app import AgentApp
+from paceline.agent.settings import AgentSettings
+from paceline.analysis.builder import build_evidence
+from paceline.analysis.judge import judge
+from paceline.analysis.policy import JudgePolicy
+from paceline.contracts.batch import RowKind
+from paceline.contracts.registry import CommunicatorRecord, NodeRecord
+from paceline.contracts.verdicts import RootKind, Verdict, VerdictClass
+from paceline.runtime.clock import SystemClock
+from tests.unit.agent.conftest import MemoryPublisher
+from tests.unit.nccl.calls import Operation, Trace
+from tests.unit.nccl.conftest import NcclProcess, StartNccl
+
+RING = (0, 3, 1, 4, 2, 5)
+OVER_NVLINK = {(0, 3), (2, 5)}
+LINKS = list(zip(RING, (*RING[1:], RING[0]), strict=True))
+HASH = 0xC0FFEE
+STALL_S = 0.4
+STEPS = 8
+CARRIED = {(3, 1): 6, (1, 4): 5, (4, 2): 3, (5, 0): 4}  # slices of each link when the ring stood still
+Eventually = Callable[..., Awaitable[Any]]
+
+
+def nccl_log(rank: int, pid: int, order: Sequence[int] = RING) -> str:
+    """What NCCL 2.28 writes while rank `rank` makes the communicator, and lines that are none of it."""
+    at = list(order).index(rank)
+    prev, following = order[at - 1], order[(at + 1) % len(order)]
+    up, down = rank - 1, rank + 1 if rank + 1 < len(order) else -1
+    head = f"node-{rank}:{pid}:{pid + 7} [0] NCCL INFO "
+    init = f"comm 0x55aa{rank:04x} rank {rank} nranks {len(order)} cudaDev 0 nvmlDev 0 busId 9b000"
+    lines = [
+        f"ncclCommInitRankConfig {init} commId 0x{HASH:x} - Init START",
+        *(f"Ring {channel:02d} : {prev} -> {rank} -> {following}" for channel in (0, 1)),
+        f"Trees [0] {down}/-1/-1->{rank}->{up} [1] {down}/-1/-1->{rank}->{up}",
+        f"Channel 00/0 : {rank}[0] -> {following}[0] via P2P/CUMEM",
+        f"ncclCommInitRankConfig {init} commId 0x{HASH:x} - Init COMPLETE",
+    ]
+    if rank == 0:
+        lines.insert(1, "Channel 00/02 :" + "".join(f" {one:3d}" for one in order))
+    return "".join(f"{head}{line}\nstep {line[:3]}\n" for line in lines)
+
+
+class Job:
+    """Six ranks on one machine, a process each; those that share an NVLink have no proxies between them."""
+
+    def __init__(self, start: StartNccl, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.processes: list[NcclProcess] = [
+            start(
+                PACELINE_AGENT_SOCKET=str(folder / "agent.sock"), PACELINE_ATTEMPT="a1", RANK=str(rank),
+                WORLD_SIZE=str(len(RING)), LOCAL_RANK=str(rank), PACELINE_NCCL_TIER="2",
+                PACELINE_NCCL_BUDGET_PERCENT="100", NCCL_DEBUG_FILE=str(folder / "nccl.%p.log"),
+                **environment,
+            )
+            for rank in range(len(RING))
+        ]  # fmt: skip
+        self.traces = [Trace() for _ in RING]
+        self.contexts = [
+            trace.init(nranks=len(RING), rank=rank, hash_=HASH) for rank, trace in enumerate(self.traces)
+        ]
+
+    def write_logs(self, order: Sequence[int] = RING, ranks: Sequence[int] = range(6)) -> None:
+        for rank in ranks:
+            pid = self.processes[rank].process.pid
+            (self.folder / f"nccl.{pid}.log").write_text(nccl_log(rank, pid, order))
+
+    def begin(self) -> list[Operation]:
+        operations = []
+        for rank, trace in enumerate(self.traces):
+            operation = trace.enter(self.contexts[rank])
+            trace.launch_kernels(operation)
+            trace.begin_task(operation, channels=1)
+            for tail, head in LINKS:
+                if (tail, head) not in OVER_NVLINK and rank in (tail, head):
+                    is_send = rank == tail
+                    trace.append_proxy(operation, 0, head if is_send else tail, is_send, STEPS)
+            trace.end_task(operation)
+            trace.begin_kernels(operation, 1)
+            operations.append(operation)
+        return operations
+
+    def make(self) -> None:
+        for process, trace in zip(self.processes, self.traces, strict=True):
+            process.make(trace)
+
+    def run(self) -> None:
+        """One whole operation, then one that stands still with the link from 4 to 2."""
+        for rank, operation in enumerate(self.begin()):
+            self.traces[rank].move(operation, STEPS)
+            self.traces[rank].end_kernels(operation)
+        for rank, operation in enumerate(self.begin()):
+            for (_, peer, is_send), proxy in operation.proxies.items():
+                link = (rank, peer) if is_send else (peer, rank)
+                for step in range(CARRIED[link]):
+                    self.traces[rank].step(proxy, step, is_send)
+        self.make()
+
+
+@pytest.fixture
+def publisher() -> MemoryPublisher:
+    return MemoryPublisher()
+
+
+@pytest.fixture
+async def agent(publisher: MemoryPublisher) -> AsyncIterator[AgentApp]:
+    folder = Path(tempfile.mkdtemp(prefix="po-"))  # a unix socket's path may have 107 bytes
+    settings = AgentSettings(
+        socket=folder / "agent.sock", state_dir=folder, node="n1", interval_s=0.1, orders_s=0.1,
+        drain_s=0.5, suspect_s=STALL_S,
+    )  # fmt: skip
+    app = AgentApp(settings, SystemClock(), publisher)
+    await app.start()
+    yield app
+    await app.stop()
+
+
+def folder_of(app: AgentApp) -> Path:
+    return app._settings.socket.parent
+
+
+def world_of(publisher: MemoryPublisher) -> CommunicatorRecord | None:
+    found: list[CommunicatorRecord] = publisher.values(CommunicatorRecord)
+    return found[-1] if found else None
+
+
+def verdict_of(publisher: MemoryPublisher, world: CommunicatorRecord) -> Verdict | None:
+    if len(publisher.newest(RowKind.STATE)) < len(RING) or publisher.job() is None:
+        return None
+    evidence = build_evidence(
+        publisher.batches(), publisher.job(), publisher.values(NodeRecord)[-1:], [world]
+    )
+    verdict = judge(evidence, JudgePolicy(stall_age_s=STALL_S))
+    return verdict if verdict.verdict_class is VerdictClass.H3 else None
+
+
+async def test_stuck_link_is_named_by_the_order_of_the_log(
+    start_nccl: StartNccl, agent: AgentApp, publisher: MemoryPublisher, eventually: Eventually
+) -> None:
+    job = Job(start_nccl, folder_of(agent))
+    job.write_logs()
+    job.run()
+    world = await eventually(lambda: (world := world_of(publisher)) and world.ring and world)
+    assert world.ring == "0,3,1,4,2,5"
+    assert world.tree == "-1,0,1,2,3,4"
+    verdict = await eventually(lambda: verdict_of(publisher, world))
+    (root,) = verdict.roots
+    assert (root.kind, root.rank, root.peer_rank) == (RootKind.LINK, 4, 2)
+    blind = verdict_of(publisher, replace(world, ring="", tree=""))
+    assert blind is not None
+    assert blind.roots[0].kind is RootKind.GROUP
+    assert len(blind.roots[0].ranks) == len(RING)
+    assert not {reason for reason in agent.drops if reason.startswith("order")}
