@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from paceline.agent.app import AgentApp
+from paceline.agent.orders import find_made
 from paceline.agent.settings import AgentSettings
+from paceline.analysis.adapters.prefixes import read_line
 from paceline.analysis.builder import build_evidence
+from paceline.analysis.facts import Origin, Speaker
 from paceline.analysis.judge import judge
+from paceline.analysis.order_log import OrderLog
 from paceline.analysis.policy import JudgePolicy
 from paceline.contracts.batch import RowKind
 from paceline.contracts.registry import CommunicatorRecord, NodeRecord
@@ -162,3 +166,47 @@ async def test_stuck_link_is_named_by_the_order_of_the_log(
     assert blind.roots[0].kind is RootKind.GROUP
     assert len(blind.roots[0].ranks) == len(RING)
     assert not {reason for reason in agent.drops if reason.startswith("order")}
+
+
+async def test_logs_that_contradict_each_other_give_no_order(
+    start_nccl: StartNccl, agent: AgentApp, publisher: MemoryPublisher, eventually: Eventually
+) -> None:
+    job = Job(start_nccl, folder_of(agent))
+    job.write_logs(ranks=range(5))
+    job.write_logs((0, 1, 2, 3, 4, 5), ranks=[5])
+    job.make()
+    await eventually(lambda: agent.drops["order_contradicted"] == 1)
+    world = world_of(publisher)
+    assert world is not None
+    assert (world.ring, world.tree) == ("", "")
+    assert publisher.values(NodeRecord)[-1].orders == ()
+
+
+def test_plugin_says_in_the_log_of_nccl_which_communicator_it_is(
+    start_nccl: StartNccl, tmp_path: Path
+) -> None:
+    """A split has no hash in NCCL's log: there the plugin's own line joins it."""
+    process = start_nccl(HARNESS_LOG=str(tmp_path / "log"), RANK="1", WORLD_SIZE="4")
+    trace = Trace()
+    trace.init(nranks=4, rank=1, hash_=0xABC)
+    process.make(trace)
+    frame = process.frame()
+    (said,) = (tmp_path / "log").read_text().splitlines()
+    assert said.endswith(f"Paceline communicator {int(frame['comm']):016x} rank 1 of 4")
+    head = said.partition("[0] NCCL INFO ")[0]
+    init = (
+        "ncclCommSplit comm 0x77 rank 1 nranks 4 cudaDev 1 nvmlDev 1 busId 1 parent 0x5 childCount 1 color 0"
+    )
+    log = OrderLog()
+    for line in (
+        f"{init} color 0 key 1- Init START",
+        "Ring 00 : 0 -> 1 -> 3",
+        said,
+        f"{init} color 0 key 1 - Init COMPLETE",
+    ):
+        text = line if line == said else f"{head}[1] NCCL INFO {line}"
+        log.feed(read_line(text, Origin("log"), Speaker(), 1970))
+    found = find_made(log.made, f"{int(frame['comm']):016x}", 0xABC, 4, 0)
+    assert found is not None
+    assert found.known.rings == {0: {0: 1, 1: 3}}
+    assert find_made(log.made, f"{1:016x}", 0xABC, 4, 0) is None
