@@ -184,9 +184,7 @@ def _communicators(
     return found
 
 
-def _join_orders(
-    comms: dict[int, _Communicator], state: Rows, nodes: Sequence[NodeRecord]
-) -> dict[str, int]:
+def _join_orders(comms: dict[int, _Communicator], state: Rows, nodes: Sequence[NodeRecord]) -> dict[str, int]:
     """Give communicators on several nodes the order that their nodes know together; reasons where there
     is none."""
     parts: dict[str, list[OrderPart]] = {}

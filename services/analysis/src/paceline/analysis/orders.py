@@ -218,7 +218,7 @@ def _is_tree(parents: Sequence[int]) -> bool:
         return False
     good = {parents.index(-1)}
     for rank in range(len(parents)):
-        way = []
+        way: list[int] = []
         while rank not in good and len(way) <= len(parents):
             way.append(rank)
             rank = parents[rank]

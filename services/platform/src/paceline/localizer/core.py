@@ -200,6 +200,7 @@ class LocalizerCore:
         self.decisions[reason.value] += 1
         if not reason.sends:
             return []
+        self.decisions.update(evidence.orders_refused)  # with each verdict that had to do without
         judged_unix_s = batch.sampled_unix_ns / 1e9
         if not episode.stalled_unix_s:
             episode.stalled_unix_s = judged_unix_s - judgement.verdict.stalled_s
