@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,10 +175,11 @@ def run_all(folder: Path, ranks: int, pairs: int, budget_s: float) -> dict[str, 
         "kernels": run_kernels,
         "trace": lambda: record_traces(folder, ranks),
     }
-    for name, variant in VARIANTS.items():
-        steps[name] = lambda variant=variant: measure(
-            variant, result["done"]["build"]["plugin"], folder, ranks, pairs
-        )
+
+    def measured(variant: Mapping[str, str]) -> dict[str, Any]:
+        return measure(variant, result["done"]["build"]["plugin"], folder, ranks, pairs)
+
+    steps.update({name: partial(measured, variant) for name, variant in VARIANTS.items()})
     for phase in phases(pairs):
         taken, refused = choose([phase], until_s - time.monotonic())
         result["left_out"].update(refused)

@@ -45,7 +45,7 @@ def test_reasons_to_skip() -> None:
 
 def test_script_skips_with_its_reason_and_success(tmp_path: Path) -> None:
     if run.why_no_gpu() is not None:
-        script = [sys.executable, ROOT / "tests/gpu/run.py", tmp_path / "out"]
+        script = [sys.executable, str(ROOT / "tests/gpu/run.py"), str(tmp_path / "out")]
         done = subprocess.run(script, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout.startswith("skipped: no ")) == (0, True), done.stderr
         assert "skipped" in json.loads((tmp_path / "out/result.json").read_text())
