@@ -25,7 +25,8 @@ def main() -> int:
         if step >= 5:  # connections are made in the first
             times.append(time.monotonic() - begin)
         small.fill_(1), large.fill_(1)
-    result = {"median_s": statistics.median(times), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    result = {"median_s": statistics.median(times), "nccl": version}
     dist.destroy_process_group()
     print(json.dumps(result))
     return 0
