@@ -1,6 +1,7 @@
 """Ranks that nobody reports: the others' rows decide, or nobody is named. Never a wrong root."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -259,5 +260,6 @@ class TestUnseenCompletion:
         job.process[6] = {"native_age_ms": 7000, "process_state": ProcessState.STOPPED}
         evidence = self.blur(job.evidence(hidden=[5]))
         assert [root.rank for root in judge(evidence).roots] == [6]
+        evidence = replace(evidence)  # what has been read of it once is kept with it
         evidence.state["head_age_ms"][evidence.member_rank == 7] = 100
         assert judge(evidence).verdict_class is VerdictClass.NONE
