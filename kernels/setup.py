@@ -1,5 +1,5 @@
 """Builds `paceline.probe._native` against the stable ABI, one wheel for Python 3.10 and newer, and beside
-it the NCCL profiler plugin, a library without Python."""
+it the NCCL profiler plugin and the LD_PRELOAD shim, libraries without Python."""
 
 import os
 import runpy
@@ -29,37 +29,49 @@ class BuildPyAndCuda(build_py):
         shutil.copytree("include", target / "include", dirs_exist_ok=True)
 
 
-class BuildExtAndPlugin(build_ext):
-    """A failure to build the plugin is told and costs the plugin only: most processes never load it."""
+class BuildExtAndNccl(build_ext):
+    """A failure to build a library for NCCL is told and costs only it: most processes never load it."""
 
     def run(self) -> None:
         super().run()
         if not sys.platform.startswith("linux"):
             return
-        try:
-            self._build_plugin()
-        except Exception as error:
-            sys.stderr.write(f"paceline: the NCCL profiler plugin was not built: {error}\n")
+        for name, sources, link in (
+            (NCCL["PLUGIN"], NCCL["PLUGIN_SOURCES"], NCCL["PLUGIN_LINK"]),
+            (NCCL["SHIM"], NCCL["SHIM_SOURCES"], NCCL["SHIM_LINK"]),
+        ):
+            try:
+                self._build(name, list(sources), list(link))
+            except Exception as error:
+                sys.stderr.write(f"paceline: {name} was not built: {error}\n")
 
-    def _plugin_path(self) -> Path:
-        return Path(self.get_ext_fullpath("paceline.probe._native")).with_name(NCCL["PLUGIN"])
+    def _path(self, name: str) -> Path:
+        return Path(self.get_ext_fullpath("paceline.probe._native")).with_name(name)
 
-    def _build_plugin(self) -> None:
+    def _build(self, name: str, sources: list[str], link: list[str]) -> None:
         objects = self.compiler.compile(
-            list(NCCL["PLUGIN_SOURCES"]),
+            [source for source in sources if source not in self._compiled],
             output_dir=os.path.join(self.build_temp, "nccl"),
-            include_dirs=["include", "native", "nccl"],
+            include_dirs=list(NCCL["INCLUDES"]),
             extra_postargs=["-O2", "-std=c++17", *NCCL["PLUGIN_FLAGS"], *WARNINGS],
         )
-        target = self._plugin_path()
+        self._compiled.update(zip((s for s in sources if s not in self._compiled), objects, strict=True))
+        target = self._path(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         self.compiler.link_shared_object(
-            objects, str(target), extra_postargs=list(NCCL["PLUGIN_LINK"]), target_lang="c++"
+            [self._compiled[source] for source in sources],
+            str(target),
+            extra_postargs=link,
+            target_lang="c++",
         )
 
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self._compiled: dict[str, str] = {}  # objects by source: most of them are in both libraries
+
     def get_outputs(self) -> list[str]:
-        path = self._plugin_path()
-        return [*super().get_outputs(), *([str(path)] if path.is_file() else [])]
+        paths = [self._path(NCCL[name]) for name in ("PLUGIN", "SHIM")]
+        return [*super().get_outputs(), *(str(path) for path in paths if path.is_file())]
 
 
 setup(
@@ -75,6 +87,6 @@ setup(
             py_limited_api=True,
         )
     ],
-    cmdclass={"build_ext": BuildExtAndPlugin, "build_py": BuildPyAndCuda},
+    cmdclass={"build_ext": BuildExtAndNccl, "build_py": BuildPyAndCuda},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -44,7 +44,7 @@ if ! done_already lock requirements.lock $(printf '%s/pyproject.toml ' $packages
   finish
   rm -f "$stamps/native"
 fi
-if ! done_already native kernels/setup.py kernels/native/* kernels/nccl/* kernels/src/paceline/probe/nccl.py kernels/include/paceline/* $(printf '%s/pyproject.toml ' $packages); then
+if ! done_already native kernels/setup.py kernels/native/* kernels/nccl/* kernels/nccl_shim/* kernels/src/paceline/probe/nccl.py kernels/include/paceline/* $(printf '%s/pyproject.toml ' $packages); then
   say "native probe and the packages of this checkout"
   # shellcheck disable=SC2046
   uv pip install -q --no-deps $(printf -- '-e ./%s ' $packages)

@@ -15,6 +15,21 @@ void paceline_change_flags_v1(paceline_page_v1* page, int slot, uint32_t set, ui
   put(frame.flags, (get(frame.flags) & ~clear) | set);
 }
 
+void paceline_add_sources_v1(paceline_page_v1* page, int slot, uint32_t sources) {
+  if (!page->usable()) return;
+  Communicator* communicator = find_communicator(page, slot);
+  if (communicator == nullptr) return;
+  std::lock_guard<std::mutex> guard(page->mutex);
+  {
+    std::lock_guard<std::mutex> inner(communicator->mutex);
+    Frame& frame = page->frame(communicator->slot);
+    SequenceWrite write(frame.lock);
+    put(frame.sources, get(frame.sources) | sources);
+  }
+  SequenceWrite write(page->process().lock);
+  put(page->process().sources, get(page->process().sources) | sources);
+}
+
 void paceline_kernel_started_v1(paceline_page_v1* page, int64_t ticket, uint64_t now_ns) {
   if (!page->usable() || ticket < 0) return;
   Communicator* communicator = find_communicator(page, ticket_slot(ticket));

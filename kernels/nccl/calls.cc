@@ -1,29 +1,20 @@
 // Groups of API calls, the calls, and the tasks that NCCL makes of them.
 #include "callbacks.h"
 #include "chain.h"
+#include "groups.h"
 #include "names.h"
 #include "operations.h"
+#include "outer.h"
 #include "plugin.h"
+
+#include <utility>
 
 namespace paceline::nccl {
 namespace {
 
-constexpr uint32_t kAllToAllRanksMin = 4;  // below it, uneven exchanges look even by chance
-
 Event* event_of(void* handle, Kind kind) {
   auto* event = static_cast<Event*>(handle);
   return event != nullptr && event->kind == kind ? event : nullptr;
-}
-
-uint64_t next_group() { return plugin().groups.fetch_add(1, std::memory_order_relaxed) + 1; }
-
-// Nothing to keep where nobody is watching: without a second profiler NCCL does well without a handle.
-bool is_idle(const Comm* comm) { return comm == nullptr || (comm->slot < 0 && !comm->chained); }
-
-Event* take(Kind kind, Comm* comm) {
-  Event* event = take_event(kind, comm);
-  if (event == nullptr) count(Counter::kDropped);
-  return event;
 }
 
 // Where no handle is left: without one for the group NCCL 2.27 would not tell of the calls either.
@@ -37,54 +28,6 @@ Event* spare_group() {
   return made ? &spare : nullptr;
 }
 
-void join_group(Event* group, Event* call) {
-  call->parent = group;
-  call->group = group != nullptr ? group->group : next_group();
-  if (group == nullptr) return;
-  hold(call);  // until the group ends
-  call->operation.next_member = group->members.first;
-  group->members.first = call;
-}
-
-void note_message(Event* group, const Event* call, const char* name, void* stream) {
-  GroupPart& members = group->members;
-  bool first = members.sends + members.receives == 0;
-  if (first) {
-    members.comm = call->comm;
-    members.stream = stream;
-    members.count = call->operation.count;
-    members.dtype = call->operation.dtype;
-  }
-  members.alike &= members.comm == call->comm && members.count == call->operation.count &&
-                   members.dtype == call->operation.dtype;
-  members.named |= is_all_to_all(name);
-  call->operation.function == PACELINE_FUNCTION_SEND ? members.sends++ : members.receives++;
-}
-
-// Sends and receives of one group that reach every member alike are one round, as NCCL carries out an all-to-all.
-bool is_all_to_all_group(const GroupPart& members) {
-  if (members.comm == nullptr || !members.alike) return false;
-  uint32_t nranks = members.comm->nranks;
-  if (members.named) return members.sends + members.receives == 2 * nranks;
-  return nranks >= kAllToAllRanksMin && members.sends == nranks && members.receives == nranks;
-}
-
-void enter_all_to_all(Event* group, uint64_t now_ns) {
-  GroupPart& members = group->members;
-  Event* owner = nullptr;
-  for (Event* call = members.first; call != nullptr; call = call->operation.next_member) {
-    bool entered = call->operation.ticket >= 0;  // a collective of the same group
-    if (call->comm != members.comm || entered || has(call, kCaptured)) continue;
-    if (owner == nullptr) owner = call;
-    if (call != owner) call->operation.owner = owner;
-  }
-  if (owner == nullptr) return;
-  mark(owner, kRound);
-  uint64_t count = members.count * members.comm->nranks;
-  enter(owner, describe(PACELINE_FUNCTION_ALL_TO_ALL, members.dtype, count, -1), members.events, now_ns);
-  mark_entered(owner, members.stream, true);
-}
-
 // All calls of a communicator that are captured into CUDA graphs share a handle, which the graphs name as a parent
 // for ever: what is said of replays is the same for all of them, and graphs would use up the pool.
 Event* captured_call(Comm* comm) {
@@ -96,8 +39,6 @@ Event* captured_call(Comm* comm) {
   }
   return comm->captured;
 }
-
-uint32_t events_of(const Event* group) { return group != nullptr ? group->members.events : events_asked(); }
 
 bool kernels_asked(const Event* group) {
   return group != nullptr && (group->members.events & events_asked() & event::kKernelCh) != 0;
@@ -174,6 +115,12 @@ void* start_call(Comm* comm, const Descriptor& descriptor, uint64_t type, uint64
   bool message = type == event::kP2pApi;
   bool captured = message ? descriptor.p2p_api.captured : descriptor.coll_api.captured;
   if (captured && !comm->chained) return captured_call(comm);
+  if (Event* made = captured ? nullptr : outer_call(comm)) {  // entered already
+    if (made->chained == nullptr) {
+      made->chained = chain_start(comm, descriptor, type, chained_handle(descriptor.parent), nullptr);
+    }
+    return made;
+  }
   const char* name = message ? descriptor.p2p_api.function : descriptor.coll_api.function;
   uint8_t function = function_code(name);
   uint8_t dtype = dtype_code(message ? descriptor.p2p_api.dtype : descriptor.coll_api.dtype);
@@ -217,14 +164,17 @@ void* start_task(Comm* comm, const Descriptor& descriptor, uint64_t type, int ve
   Task what = read_task(comm, descriptor, type, version);
   Event* task = take(Kind::kTask, comm);
   if (task == nullptr) {
-    bool is_round = version < 5 && type == event::kColl;
+    bool is_round = version < 5 && type == event::kColl && !comm->called.load(std::memory_order_relaxed);
     if (is_round) enter_without_handle(comm, describe(what.function, what.dtype, what.count, what.peer), now_ns);
     return nullptr;
   }
   task->channels = what.channels;
-  Event* call = version >= 5 ? call_of(comm, descriptor.parent) : nullptr;
+  bool called = version < 5 && comm->called.load(std::memory_order_relaxed);
+  Event* call = version >= 5 ? call_of(comm, descriptor.parent)
+                : called     ? outer_call_of_task(comm, what.function, what.count * dtype_bytes(what.dtype))
+                             : nullptr;
   Event* group = version < 5 ? event_of(descriptor.parent, Kind::kGroupApi) : nullptr;
-  if (version < 5) enter_task(group, task, what, now_ns);
+  if (version < 5 && !called) enter_task(group, task, what, now_ns);
   else attach(call, task, what, type, now_ns);
   if (type == event::kColl) describe_task(comm, call != nullptr ? call : task, descriptor, task);
   if (version < 5 && type == event::kP2p && !plugin().messages_v4.exchange(true)) choose_events();
@@ -251,11 +201,8 @@ void* start_other(Comm* comm, const Descriptor& descriptor, uint64_t type) {
   return event;
 }
 
-void end_of_calls(Event* group, uint64_t now_ns) {
-  if (is_all_to_all_group(group->members)) enter_all_to_all(group, now_ns);
-}
-
 void stop_event(Event* event, int version, uint64_t now_ns) {
+  if (event->outer) return chain_stop(std::exchange(event->chained, nullptr));  // its maker ends it
   if (!mark(event, kStopped)) return;
   chain_stop(event->chained);
   if (event->kind == Kind::kGroupApi) {

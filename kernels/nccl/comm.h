@@ -22,6 +22,11 @@ struct Comm {
   uint32_t instance = 0, nranks = 0, rank = 0;
   void* chained_context = nullptr;
   bool chained = false, announced = false;
+  std::atomic<bool> called{false};  // its calls come through the shim, which owns the rounds
+  bool starting = false;            // the shim is inside its initialisation
+  bool profiled = false;            // the profiler has met it
+  uint64_t opened_order = 0;
+  std::atomic<uint32_t> children{0};  // communicators split off it
   Event *first = nullptr, *last = nullptr;  // open operations
   Event* captured = nullptr;                // stands for all its calls in CUDA graphs
   uint32_t open_count = 0;
@@ -42,8 +47,16 @@ struct Opening {
   LogFunction log;  // may be nullptr
 };
 
-// Never nullptr: where there is no place, a communicator that nobody sees (counted).
+// For the profiler; never nullptr: where there is no place, a communicator that nobody sees (counted). One that the
+// shim is initialising is taken over; where several could be meant, none, and the shim alone counts.
 Comm* open_comm(const Opening& opening);
+// For the shim, before NCCL initialises it; nullptr where there is no place. `is_through` when NCCL has.
+Comm* open_called_comm(const Opening& opening);
+void is_through(Comm* comm);
+// For the shim, where size and rank are known only afterwards: the one that the profiler has opened since
+// `last_opened()` said `since`, else a new one if `hash` is not 0, nullptr where several could be meant.
+Comm* claim_comm(const Opening& opening, uint64_t since);
+uint64_t last_opened();
 void close_comm(Comm* comm);
 Comm* detached_comm();
 

@@ -17,6 +17,7 @@ Event* take_event(Kind kind, Comm* comm) {
   event->channel = 0;
   event->channels = 0;
   event->algorithm = 0;
+  event->outer = false;
   event->flags.store(0, std::memory_order_relaxed);
   event->comm = comm;
   event->parent = nullptr;
@@ -31,6 +32,7 @@ Event* take_event(Kind kind, Comm* comm) {
     part.ticket = -1;
     part.previous = part.next = part.next_member = part.tasks = part.owner = nullptr;
     part.count = 0;
+    part.peer = -1;
     part.expected.store(0, std::memory_order_relaxed);
     part.stopped.store(0, std::memory_order_relaxed);
     part.kernel_seen.store(false, std::memory_order_relaxed);

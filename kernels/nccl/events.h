@@ -24,7 +24,7 @@ constexpr uint8_t kCaptured = 1;   // into a CUDA graph: called again and again
 constexpr uint8_t kTracked = 2;    // its end will be seen
 constexpr uint8_t kReturned = 4;   // the call has returned, everything is launched
 constexpr uint8_t kListed = 8;     // open in its communicator
-constexpr uint8_t kOver = 16;      // a kernel: its stop was counted
+constexpr uint8_t kOver = 16;      // a kernel: its stop was counted; a call of the shim: it has failed
 constexpr uint8_t kStopped = 32;   // NCCL has stopped it; it may do so again
 constexpr uint8_t kRound = 64;     // an all-to-all made of messages
 constexpr uint8_t kMarked = 128;   // the GPU itself will say when it is through
@@ -55,6 +55,7 @@ struct OperationPart {
   uint64_t round;         // where it is marked
   std::atomic<uint32_t> expected, stopped;  // channels of kernels
   std::atomic<bool> kernel_seen;
+  int32_t peer;             // of a message, as its call says it; -1 where calls do not
   uint8_t function, dtype;
 };
 
@@ -63,6 +64,7 @@ struct Event {
   uint8_t channel;    // of a kernel
   uint8_t channels;   // of a task
   uint8_t algorithm;  // of a task
+  bool outer;         // made by the shim, which ends it; the profiler only takes part
   std::atomic<uint8_t> flags;
   std::atomic<int32_t> holds;   // given back at 0
   Comm* comm;

@@ -191,6 +191,11 @@ void note_proxied(Comm* comm) {
   if (comm->live.load(std::memory_order_relaxed)) show_counts(comm);  // else its slot may be another's
 }
 
+void fail(Event* operation, uint64_t now_ns) {
+  std::lock_guard<std::mutex> guard(operation->comm->mutex);
+  if (has(operation, kListed)) complete(operation->comm, operation, true, now_ns);
+}
+
 void abandon_operations(Comm* comm) {
   std::lock_guard<std::mutex> guard(comm->mutex);
   uint64_t now_ns = to_monotonic_ns(ticks());

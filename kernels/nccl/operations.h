@@ -23,6 +23,8 @@ void set_marked(Event* operation, uint64_t round);
 void forget_marks(Comm* comm);
 // The first transfer over the network: from now on its slices are more than "not seen".
 void note_proxied(Comm* comm);
+// Its call came back with an error: it will not be carried out.
+void fail(Event* operation, uint64_t now_ns);
 // The communicator is closed: what is still open has no end.
 void abandon_operations(Comm* comm);
 

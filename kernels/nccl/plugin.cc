@@ -1,6 +1,7 @@
 // What NCCL calls, in both versions: every path returns success, whatever happens behind it.
 #include "plugin.h"
 
+#include "behind.h"
 #include "callbacks.h"
 #include "chain.h"
 #include "nccl_version.h"
@@ -44,9 +45,17 @@ Result start(Comm* comm, void** handle, const Descriptor& descriptor, uint64_t n
   return kSuccess;
 }
 
+// Set by the first `init`, which is before all else.
+std::atomic<const ShimTable*> behind{nullptr};
+
+const ShimTable* shim() { return behind.load(std::memory_order_relaxed); }
+
 template <int kVersion>
 Result on_start(void* context, void** handle, Descriptor* descriptor) noexcept {
   if (handle == nullptr) return kSuccess;
+  if (const ShimTable* to = shim()) {
+    return (kVersion < 5 ? to->v4->start : to->v5->start)(context, handle, descriptor);
+  }
   *handle = nullptr;
   if (descriptor == nullptr || (live_page() == nullptr && !is_chained())) return kSuccess;
   Call call;
@@ -56,6 +65,7 @@ Result on_start(void* context, void** handle, Descriptor* descriptor) noexcept {
 template <int kVersion>
 Result on_stop(void* handle) noexcept {
   if (handle == nullptr) return kSuccess;
+  if (const ShimTable* to = shim()) return (kVersion < 5 ? to->v4->stop : to->v5->stop)(handle);
   Call call;
   switch (*static_cast<Kind*>(handle)) {
     case Kind::kProxyStep:
@@ -78,6 +88,7 @@ Result on_stop(void* handle) noexcept {
 
 Result on_record(void* handle, int state, StateArguments* arguments) noexcept {
   if (handle == nullptr) return kSuccess;
+  if (const ShimTable* to = shim()) return to->v5->record(handle, state, arguments);
   Call call;
   chain_record(chained_handle(handle), state, arguments);
   Kind kind = *static_cast<Kind*>(handle);
@@ -117,16 +128,25 @@ Result on_init(int version, void** context, int* mask, const Opening& opening) n
 
 Result init_v4(void** context, int* mask, const char* name, uint64_t hash, int nodes, int nranks, int rank,
                LogFunction log) noexcept {
+  if (const ShimTable* to = find_shim()) {
+    behind.store(to);
+    return to->v4->init(context, mask, name, hash, nodes, nranks, rank, log);
+  }
   return on_init(4, context, mask, Opening{hash, name, nodes, nranks, rank, log});
 }
 
 Result init_v5(void** context, uint64_t hash, int* mask, const char* name, int nodes, int nranks, int rank,
                LogFunction log) noexcept {
+  if (const ShimTable* to = find_shim()) {
+    behind.store(to);
+    return to->v5->init(context, hash, mask, name, nodes, nranks, rank, log);
+  }
   return on_init(5, context, mask, Opening{hash, name, nodes, nranks, rank, log});
 }
 
 // Nothing is freed and nothing unmapped: proxies are shared, and what they still say must find its place.
 Result on_finalize(void* context) noexcept {
+  if (const ShimTable* to = shim()) return to->v5->finalize(context);
   auto* comm = static_cast<Comm*>(context);
   if (comm == nullptr) return kSuccess;
   close_comm(comm);

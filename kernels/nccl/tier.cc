@@ -94,7 +94,8 @@ void choose_events() {
 void look_at_detail() {
   Plugin& state = plugin();
   paceline_page_v1* page = live_page();
-  if (page == nullptr) return;
+  // Without a mask nobody can be asked: the shim alone is here.
+  if (page == nullptr || state.mask.load(std::memory_order_relaxed) == nullptr) return;
   bool same = requested_detail(page) == state.seen_detail.load(std::memory_order_relaxed);
   if (!same || chain_wants_more()) choose_events();
 }

@@ -117,6 +117,8 @@ void paceline_complete_at_v1(paceline_page_v1* page, int64_t ticket, int failed,
 
 /* Sets and clears FrameFlag bits in one write. */
 void paceline_change_flags_v1(paceline_page_v1* page, int slot, uint32_t set, uint32_t clear);
+/* A second source (PACELINE_SOURCE_*) has met a communicator that is open. */
+void paceline_add_sources_v1(paceline_page_v1* page, int slot, uint32_t sources);
 /* The first kernel of an operation has started: it began no earlier. */
 void paceline_kernel_started_v1(paceline_page_v1* page, int64_t ticket, uint64_t now_ns);
 /* The row of a directed edge (see paceline_advance_v1), -1 where all rows belong to others (counted). */

@@ -1,0 +1,51 @@
+"""The shim, linked before NCCL, under ThreadSanitizer: threads with communicators of their own, with and
+without the plugin behind them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.nccl.conftest import build_plugin
+from tests.unit.nccl_shim.conftest import ShimProcess, build_program, build_shim
+
+SANITIZER = ("-fsanitize=thread", "-O0", "-g1", "-Wno-tsan")
+THREADS, ROUNDS = 4, 20
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tsan")
+    shim = folder / "shim.so"
+    errors = (
+        build_shim(shim, *SANITIZER)
+        or build_plugin(folder / "plugin.so", *SANITIZER)
+        or build_program(folder, *SANITIZER, before=(str(shim),))
+    )
+    if errors:
+        pytest.skip(f"no ThreadSanitizer here: {errors.splitlines()[-1:]}")
+    return folder
+
+
+@pytest.mark.parametrize("profiler", [0, 4, 5])
+def test_no_race_between_threads(sanitized: Path, tmp_path: Path, profiler: int) -> None:
+    options = {
+        "TSAN_OPTIONS": f"log_path={tmp_path / 'tsan'} exitcode=66",
+        "PACELINE_NCCL_TIER": "1",
+        "PACELINE_NCCL_BUDGET_PERCENT": "100",
+    }
+    try:
+        process = ShimProcess(sanitized, profiler, preload=False, environment=options)
+    except AssertionError:
+        pytest.skip("ThreadSanitizer does not run under this kernel's address randomisation")
+    try:
+        process.all(f"storm {THREADS} {ROUNDS}")
+        snapshot = process.read()
+        assert snapshot.frames["started"].tolist() == [ROUNDS] * THREADS
+        assert snapshot.frames["p2p_started"].tolist() == [2 * ROUNDS] * THREADS
+        process.all(*(f"destroy {32 + place}" for place in range(THREADS)))
+        assert process.end() == 0
+    finally:
+        process.process.kill()
+        process.end()
+    reports = "".join(path.read_text() for path in tmp_path.glob("tsan*"))
+    assert "data race" not in reports, reports[:4000]
