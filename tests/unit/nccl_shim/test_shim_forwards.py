@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.nccl.conftest import KERNELS
-from tests.unit.nccl_shim.conftest import StartShim
+from tests.unit.nccl.conftest import KERNELS, compile_all
+from tests.unit.nccl_shim.conftest import INCLUDE, NATIVE, StartShim
 
 IN, OUT, STREAM = "0x10", "0x20", "(nil)"
 CALLS = {
@@ -96,6 +96,34 @@ def test_without_nccl_calls_fail_and_nothing_else(shim_built: Path) -> None:
     )  # fmt: skip
     assert done.stdout.split() == ["5"]
     assert "no NCCL in this process has ncclGetVersion" in done.stderr
+
+
+TWO = """
+import ctypes, sys
+users = [ctypes.CDLL(path) for path in sys.argv[1:]]
+print(*(user.version() for user in users), *(user.version() for user in users))
+"""
+
+
+def test_libraries_keep_their_own_nccl_with_and_without_p_names(shim_built: Path, tmp_path: Path) -> None:
+    """Loaded as torch is: in nobody's scope but their user's."""
+    users = []
+    for version, plain in ((22105, ()), (22203, ("-DFAKE_PLAIN",))):
+        folder = tmp_path / str(version)
+        folder.mkdir()
+        nccl = folder / f"libnccl-{version}.so.2"
+        flags = [INCLUDE, "-fPIC", f"-DFAKE_VERSION={version}", *plain]
+        errors = compile_all([NATIVE / "fake_nccl.cc"], nccl, flags, ["-shared", "-ldl"]) or compile_all(
+            [NATIVE / "user.cc"], folder / "user.so", ["-fPIC"], ["-shared", str(nccl)]
+        )
+        assert not errors, errors
+        users.append(str(folder / "user.so"))
+    done = subprocess.run(
+        [sys.executable, "-c", TWO, *users],
+        env={**os.environ, "LD_PRELOAD": str(shim_built / "shim.so")},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["22105", "22203"] * 2
 
 
 REAL = """

@@ -138,7 +138,8 @@ void call(FakeComm* comm, Descriptor descriptor, int peer) {
 }
 
 const char* const kTypes[] = {"ncclInt8",  "ncclUint8",   "ncclInt32",   "ncclUint32",  "ncclInt64",      "ncclUint64",
-                              "ncclFloat16", "ncclFloat32", "ncclFloat64", "ncclBfloat16", "ncclFloat8e4m3", "ncclFloat8e5m2"};
+                              "ncclFloat16", "ncclFloat32", "ncclFloat64", "ncclBfloat16", "ncclFloat8e4m3",
+                              "ncclFloat8e5m2"};
 
 void collective(const char* name, size_t count, int type, int root, Handle comm) {
   Descriptor descriptor{};
@@ -185,13 +186,21 @@ void finish(Handle handle) {
 
 }  // namespace
 
+#ifndef FAKE_VERSION
+#define FAKE_VERSION 22005
+#endif
+
+#ifdef FAKE_PLAIN  // a library without p-names
+#define API(result, name, ...) extern "C" __attribute__((visibility("default"))) result name(__VA_ARGS__)
+#else
 #define API(result, name, ...)                                                            \
   extern "C" __attribute__((visibility("default"))) result p##name(__VA_ARGS__);          \
   extern "C" __attribute__((visibility("default"), weak, alias("p" #name))) result name(__VA_ARGS__); \
   extern "C" result p##name(__VA_ARGS__)
+#endif
 
 API(Result, ncclGetVersion, int* version) {
-  *version = 22005;
+  *version = FAKE_VERSION;
   return note("GetVersion");
 }
 API(Result, ncclGetUniqueId, UniqueId* id) {
@@ -270,7 +279,8 @@ API(Result, ncclBroadcast, const void* in, void* out, size_t count, int type, in
 API(Result, ncclBcast, void* buffer, size_t count, int type, int root, Handle comm, Stream stream) {
   return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);  // as NCCL does, by the public name
 }
-API(Result, ncclReduce, const void* in, void* out, size_t count, int type, int op, int root, Handle comm, Stream stream) {
+API(Result, ncclReduce, const void* in, void* out, size_t count, int type, int op, int root, Handle comm,
+    Stream stream) {
   collective("Reduce", count, type, root, comm);
   return note("Reduce %p %p %zu %d %d %d %p", in, out, count, type, op, root, stream);
 }
@@ -290,12 +300,10 @@ API(Result, ncclGather, const void* in, void* out, size_t count, int type, int r
   collective("Gather", count, type, root, comm);
   return note("Gather %p %p %zu %d %d %p", in, out, count, type, root, stream);
 }
-#ifndef FAKE_OLD
 API(Result, ncclScatter, const void* in, void* out, size_t count, int type, int root, Handle comm, Stream stream) {
   collective("Scatter", count, type, root, comm);
   return note("Scatter %p %p %zu %d %d %p", in, out, count, type, root, stream);
 }
-#endif
 API(Result, ncclSend, const void* buffer, size_t count, int type, int peer, Handle comm, Stream stream) {
   message("Send", count, type, peer, comm);
   return note("Send %p %zu %d %d %p", buffer, count, type, peer, stream);
