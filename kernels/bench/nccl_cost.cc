@@ -149,7 +149,8 @@ void measure(const char* name, long operations) {
   auto spent = static_cast<double>(clock_ns(CLOCK_THREAD_CPUTIME_ID) - began);
   auto executed = static_cast<double>(instructions() - counted);
   auto times = static_cast<double>(operations), calls = static_cast<double>(plugin->calls);
-  printf("%s %.1f %.0f %.1f %.1f\n", name, spent / times, executed / times, calls > 0 ? spent / calls : 0, calls / times);
+  double per_call = calls > 0 ? spent / calls : 0;
+  printf("%s %.1f %.0f %.1f %.1f\n", name, spent / times, executed / times, per_call, calls / times);
 }
 
 void measure_clock(long times) {

@@ -19,11 +19,9 @@
 namespace paceline::nccl {
 namespace {
 
-constexpr int kOpenedMax = 64;
-constexpr int kIoTimeoutS = 2;
+constexpr int kOpenedMax = 64, kIoTimeoutS = 2;
 constexpr uint32_t kFirstPauseMs = 100, kPauseMsMax = 5'000;
-constexpr uint32_t kRefusedFirstMs = 1'000, kRefusedMsMax = 30'000;
-constexpr uint32_t kDoublingsMax = 10;
+constexpr uint32_t kRefusedFirstMs = 1'000, kRefusedMsMax = 30'000, kDoublingsMax = 10;
 
 struct Opened {
   uint64_t comm;  // 0 = place not used
@@ -59,7 +57,7 @@ bool send_all(int sock, const void* data, size_t size) {
 }
 
 bool send_message(int sock, const char* text, size_t size) {
-  auto length = static_cast<uint32_t>(size);
+  uint32_t length = static_cast<uint32_t>(size);
   return send_all(sock, &length, sizeof length) && send_all(sock, text, size);
 }
 
@@ -119,13 +117,12 @@ int connect_agent() {
   if (path.is_cut()) return -1;
   memcpy(address.sun_path, path.get(), path.size());
   int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (sock < 0) return -1;
   timeval limit{kIoTimeoutS, 0};
   setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
   if (connect(sock, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 && is_trusted(sock, path.get())) {
     return sock;
   }
-  close(sock);
+  if (sock >= 0) close(sock);
   return -1;
 }
 
@@ -202,6 +199,12 @@ void wake_thread() {
   if (wake >= 0 && write(wake, &one, sizeof one) < 0) return;  // full: it is awake already
 }
 
+void add_field(const char* name, const char* value, Text<2048>* text) {
+  text->add(",\"%s\":\"", name);
+  text->add_json(value);
+  text->add("\"");
+}
+
 void add_hello(const Identity& identity, uint32_t version, Text<2048>* text) {
   const Process& process = link.page->process();
   text->add("{\"type\":\"hello\",\"protocol\":1,\"job\":\"");
@@ -217,17 +220,10 @@ void add_hello(const Identity& identity, uint32_t version, Text<2048>* text) {
     variable.add("PACELINE_");
     for (const char* at = name; *at != '\0'; at++) variable.add("%c", *at - 'a' + 'A');
     const char* value = getenv(variable.get());
-    if (value == nullptr) continue;
-    text->add(",\"%s\":\"", name);
-    text->add_json(value);
-    text->add("\"");
+    if (value != nullptr) add_field(name, value, text);
   }
   Text<512> log = nccl_log_path();
-  if (log.size() > 0 && !log.is_cut()) {
-    text->add(",\"nccl_log\":\"");
-    text->add_json(log.get());
-    text->add("\"");
-  }
+  if (log.size() > 0 && !log.is_cut()) add_field("nccl_log", log.get(), text);
   text->add(",\"versions\":{");
   if (version != 0) text->add("\"nccl\":\"%u.%u.%u\"", version / 10000, version / 100 % 100, version % 100);
   text->add("}}");
