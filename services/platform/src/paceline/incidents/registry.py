@@ -159,7 +159,9 @@ async def write_nodes(
 
 def _node_values(record: NodeRecord, at: datetime) -> JsonObject:
     ranks = sorted({row.rank for row in record.ranks})
-    return asdict(record) | {
+    kept = asdict(record)
+    del kept["orders"]  # parts of orders are for those who judge; they read the record itself
+    return kept | {
         "rank_ranges": format_ranks(ranks),
         "rank_min": ranks[0] if ranks else 0,
         "rank_max": ranks[-1] if ranks else -1,
