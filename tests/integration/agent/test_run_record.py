@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_command_is_as_without_it(folder: Path) -> None:
-    script = "trap 'echo told; exit 7' USR1; echo $$ $PPID; echo err >&2; while :; do sleep 0.1; done"
+    script = "trap 'echo told; exit 7' USR1; echo err >&2; echo $$ $PPID; while :; do sleep 0.1; done"
     with subprocess.Popen(
         paceline(folder, "sh", "-c", script), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
