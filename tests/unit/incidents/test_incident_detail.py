@@ -16,10 +16,9 @@ from paceline.contracts.verdicts import (
     Verdict,
     VerdictClass,
 )
-from paceline.incidents.detail import DetailPolicy, Why, decide_detail
+from paceline.incidents.detail import Why, choose_detail_nodes, decide_detail
 
 PLACES = [(5, "n1"), (0, "n0"), (1, "n0"), (2, "n2")]
-POLICY = DetailPolicy()
 SLOW = Verdict(
     verdict_class=VerdictClass.S2,
     sub_reason=SubReason.NONE,
@@ -50,15 +49,10 @@ SLOW = Verdict(
     ],
 )
 def test_reasons(verdict: Verdict, opens: bool, why: Why) -> None:
-    found, nodes = decide_detail(verdict, PLACES, POLICY, opens=opens)
-    assert found is why
-    assert nodes == (["n1", "n0", "n2"] if why.asks else [])
+    assert decide_detail(verdict, opens=opens) is why
 
 
-def test_nodes_are_bounded_and_the_causes_come_first() -> None:
-    assert decide_detail(SLOW, PLACES, DetailPolicy(nodes_max=1), opens=True)[1] == ["n1"]
-
-
-def test_a_job_whose_nodes_are_not_known_is_not_asked() -> None:
-    nowhere = replace(SLOW, roots=())
-    assert decide_detail(nowhere, (), POLICY, opens=True) == (Why.NO_NODE, [])
+def test_the_causes_come_first_then_who_waits_and_all_are_bounded() -> None:
+    assert choose_detail_nodes(SLOW, PLACES, 128) == ["n1", "n0", "n2"]
+    assert choose_detail_nodes(SLOW, PLACES, 1) == ["n1"]
+    assert choose_detail_nodes(replace(SLOW, roots=()), (), 128) == []

@@ -5,9 +5,6 @@
 """
 
 import asyncio
-import contextlib
-import os
-import signal
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,11 +12,11 @@ from enum import Enum
 from pathlib import Path
 
 from paceline.contracts.commands import Command, CommandKind, is_signed
+from paceline.runtime.processes import end_group
 
 ITEM_S = 5.0
 TAIL_BYTES_MAX = 1 << 20
 GRACE_S = 10.0  # from the end of the collector's own time to its end by force
-REAP_S = 5.0
 _CLI = "paceline.contracts.cli"
 _WRITTEN = (0, 1)  # 1: nothing of a job was found
 
@@ -131,17 +128,8 @@ async def run_collector(collection: Run) -> str:
     except TimeoutError:
         return f"the collector had not ended after {collection.total_s + GRACE_S:g} s"
     finally:
-        await _end(process)
+        await end_group(process)
     if process.returncode in _WRITTEN and collection.target.is_file():
         return ""
     words = errors.decode("utf-8", "replace").strip().splitlines()
     return f"the collector: {words[-1][:300] if words else f'exit status {process.returncode}'}"
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """With all that it started, for example py-spy; one that cannot be killed is left behind."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(REAP_S):
-            await process.wait()

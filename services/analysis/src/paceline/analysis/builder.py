@@ -210,7 +210,7 @@ def _join_orders(comms: dict[int, _Communicator], state: Rows, nodes: Sequence[N
 def _is_whole(state: Rows, comm: int, size: int) -> bool:
     """Whether the members that report are all there are, so that each one's place is known."""
     places = state["comm_rank"][state["comm"] == comm]
-    return size <= ORDER_MEMBERS_MAX and np.unique(places).tolist() == list(range(size))
+    return size <= ORDER_MEMBERS_MAX and np.array_equal(distinct(places), np.arange(size))
 
 
 def _align_members(

@@ -5,7 +5,7 @@ or the end of the one before, to `Init COMPLETE`. A communicator whose init does
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paceline.analysis.adapters.nccl_order import (
     RING_RANKS_MAX,
@@ -38,18 +38,13 @@ class Made:
     refused: str = ""  # named reason; then nothing is known
 
 
-@dataclass
-class _Making:
-    lines: list[OrderLine] = field(default_factory=list)
-
-
 class OrderLog:
     """Of one process. Lines come in the order in which they were written."""
 
     def __init__(self) -> None:
         self.made: list[Made] = []
         self.dropped: Counter[str] = Counter()
-        self._threads: dict[int, _Making] = {}
+        self._threads: dict[int, list[OrderLine]] = {}
         self._host: str | None = None
 
     def feed(self, line: Line) -> None:
@@ -63,20 +58,20 @@ class OrderLog:
             self.dropped["order_hosts"] += 1
             return
         self._host = line.speaker.host
-        making = self._threads.get(line.thread)
-        if making is None:
+        lines = self._threads.get(line.thread)
+        if lines is None:
             if len(self._threads) >= THREADS_MAX:
                 self.dropped["order_threads"] += 1
                 return
-            making = self._threads[line.thread] = _Making()
+            lines = self._threads[line.thread] = []
         if isinstance(found, InitLine):
             if found.complete:
                 del self._threads[line.thread]
-                self._end(found, making.lines)
+                self._end(found, lines)
             else:
-                making.lines.clear()
-        elif len(making.lines) < LINES_MAX:
-            making.lines.append(found)
+                lines.clear()
+        elif len(lines) < LINES_MAX:
+            lines.append(found)
         else:
             self.dropped["order_lines"] += 1
 

@@ -139,7 +139,8 @@ def part_of(communicator: str, known: Known) -> OrderPart:
 def write_chains(links: Mapping[int, int]) -> str:
     """`3,0,1/5,6`: each rank sends to the one behind it; a circle begins and ends with its least rank."""
     left = dict(sorted(links.items()))
-    heads = [sender for sender in left if sender not in set(links.values())]
+    receivers = set(links.values())
+    heads = [sender for sender in left if sender not in receivers]
     chains: list[str] = []
     for start in [*heads, *left]:
         if start not in left:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.analysis.arrays import without
 from paceline.analysis.evidence import Ints, JobEvidence, Mask
 from paceline.contracts.batch import Rows
 from paceline.contracts.codes import FrameFlag, TransferState
@@ -94,7 +95,7 @@ def _closed(edges: Transfers, order: Ints) -> Transfers:
     head_of[order] = np.roll(order, -1)
     if not bool((head_of[edges.tail] == edges.head).all()):
         return edges
-    rest = np.setdiff1d(order, edges.tail)
+    rest = without(order, edges.tail)
     if len(rest) == 0:
         return edges
     nobody = np.full(len(rest), UNSEEN, np.int64)

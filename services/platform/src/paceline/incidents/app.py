@@ -1,7 +1,7 @@
 """The service: three consumers and a cleaner."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from paceline.analysis.history import HistoryPolicy
 from paceline.contracts.commands import CommandResult
@@ -103,10 +103,11 @@ class IncidentsApp:
         await self._producer.start()
         for consumer in self._consumers:
             await consumer.start()
-        self._tasks.spawn("incidents-cleaner", self._clean_for_ever())
-        self._tasks.spawn("incidents-expiry", self._expire_for_ever())
+        interval_s = self._settings.cleanup_interval_s
+        self._tasks.spawn("incidents-cleaner", self._repeat(self._clean, interval_s))
+        self._tasks.spawn("incidents-expiry", self._repeat(self._expire, EXPIRE_EVERY_S))
         if self._settings.shipped_reading:
-            self._tasks.spawn("incidents-shipped-files", self._read_for_ever())
+            self._tasks.spawn("incidents-shipped-files", self._repeat(self._read_shipped, EXPIRE_EVERY_S))
 
     async def stop(self) -> None:
         """What is being handled is finished or comes again."""
@@ -193,50 +194,44 @@ class IncidentsApp:
             some = keys[begin : begin + BURIED_AT_ONCE_MAX]
             await asyncio.gather(*(self._producer.send(JOBS, key, None) for key in some))
 
-    async def _expire_for_ever(self) -> None:
+    async def _repeat(self, work: Callable[[], Awaitable[None]], every_s: float) -> None:
+        """For ever; what a database that is away left undone is done later."""
         while True:
             try:
-                async with self._database.transaction() as session:
-                    now = from_unix(self._clock.unix_s())
-                    expired = await expire_requests(session, now, self._settings.console_url)
-                if expired:
-                    count("paceline.evidence.expired", expired)
+                await work()
             except Exception as error:
                 if not is_transient(error):
                     raise
-            await self._clock.sleep(EXPIRE_EVERY_S)
+            await self._clock.sleep(every_s)
 
-    async def _read_for_ever(self) -> None:
+    async def _expire(self) -> None:
+        async with self._database.transaction() as session:
+            now = from_unix(self._clock.unix_s())
+            expired = await expire_requests(session, now, self._settings.console_url)
+        if expired:
+            count("paceline.evidence.expired", expired)
+
+    async def _read_shipped(self) -> None:
         """What nodes shipped is read once nobody waits for more of it."""
-        while True:
-            try:
-                now = from_unix(self._clock.unix_s())
-                read = await read_shipped(self._database, now, self._settings.console_url)
-                if read:
-                    count("paceline.evidence.read", read)
-            except OSError as error:  # no process or no place on the disk: it is tried again
-                log.warning("shipped_files_unread", error=str(error))
-            except Exception as error:
-                if not is_transient(error):
-                    raise
-            await self._clock.sleep(EXPIRE_EVERY_S)
+        now = from_unix(self._clock.unix_s())
+        try:
+            read = await read_shipped(self._database, now, self._settings.console_url)
+        except OSError as error:
+            if is_transient(error):
+                raise
+            log.warning("shipped_files_unread", error=str(error))  # no process, no place on the disk: later
+            return
+        if read:
+            count("paceline.evidence.read", read)
 
-    async def _clean_for_ever(self) -> None:
-        while True:
-            try:
-                dropped = await clean(
-                    self._database, from_unix(self._clock.unix_s()), self._settings, self._bury
-                )
-                if dropped.shipped:
-                    count("paceline.evidence.dropped", dropped.shipped)
-                if dropped.total:
-                    log.info("rows_dropped", **vars(dropped))
-                async with self._database.transaction() as session:
-                    gauge("paceline.incidents.open", await IncidentRepository(session).open_count())
-            except Exception as error:
-                if not is_transient(error):
-                    raise
-            await self._clock.sleep(self._settings.cleanup_interval_s)
+    async def _clean(self) -> None:
+        dropped = await clean(self._database, from_unix(self._clock.unix_s()), self._settings, self._bury)
+        if dropped.shipped:
+            count("paceline.evidence.dropped", dropped.shipped)
+        if dropped.total:
+            log.info("rows_dropped", **vars(dropped))
+        async with self._database.transaction() as session:
+            gauge("paceline.incidents.open", await IncidentRepository(session).open_count())
 
 
 def read_registry(record: Record) -> RegistryRecord:

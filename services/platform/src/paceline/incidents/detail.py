@@ -10,18 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from paceline.contracts.codes import DetailLevel, Source
 from paceline.contracts.commands import Command, CommandKind, sign
-from paceline.contracts.events import EventType
 from paceline.contracts.ids import derived_id
-from paceline.contracts.schemas import dump_json
-from paceline.contracts.topics import COMMANDS
 from paceline.contracts.verdicts import Verdict, VerdictClass
+from paceline.incidents.commands import append_command
 from paceline.incidents.witnesses import ranks_wanted
 from paceline.store.actors import system
 from paceline.store.incident_changes import ChangeContext, add_timeline_entry
 from paceline.store.models.incident import Incident
-from paceline.store.models.outbox import OutboxEvent
 from paceline.store.repositories.jobs import JobRepository
-from paceline.store.repositories.outbox import OutboxRepository
 from paceline.store.times import to_unix
 
 SOURCE = "incidents"
@@ -53,22 +49,22 @@ class DetailPolicy:
     nodes_max: int = 128
 
 
-def decide_detail(
-    verdict: Verdict, places: Sequence[tuple[int, str]], policy: DetailPolicy, *, opens: bool
-) -> tuple[Why, list[str]]:
+def decide_detail(verdict: Verdict, *, opens: bool) -> Why:
+    """Whether detail could say more of what this verdict is about."""
+    if not opens:
+        return Why.NOT_OPENED
+    if not verdict.verdict_class.is_slow and verdict.verdict_class is not VerdictClass.INCONCLUSIVE:
+        return Why.HANGS
+    if PLUGIN not in verdict.coverage.sources:
+        return Why.NO_PLUGIN
+    return Why.SLOW if verdict.verdict_class.is_slow else Why.UNDECIDED
+
+
+def choose_detail_nodes(verdict: Verdict, places: Sequence[tuple[int, str]], nodes_max: int) -> list[str]:
     """Nodes to ask. `places` are (rank, node) of the causes and of those that wait, in that order: what waits
     for what is only seen where both ends are asked."""
-    if not opens:
-        return Why.NOT_OPENED, []
-    if not verdict.verdict_class.is_slow and verdict.verdict_class is not VerdictClass.INCONCLUSIVE:
-        return Why.HANGS, []
-    if PLUGIN not in verdict.coverage.sources:
-        return Why.NO_PLUGIN, []
     nodes = [root.node for root in verdict.roots if root.node] + [node for _, node in places]
-    chosen = list(dict.fromkeys(nodes))[: policy.nodes_max]
-    if not chosen:
-        return Why.NO_NODE, []
-    return (Why.SLOW if verdict.verdict_class.is_slow else Why.UNDECIDED), chosen
+    return list(dict.fromkeys(nodes))[:nodes_max]
 
 
 async def ask_for_detail(
@@ -85,13 +81,14 @@ async def ask_for_detail(
 ) -> Why:
     """Write the commands that follow from a verdict, and one line of the timeline."""
     policy = policy or DetailPolicy()
-    why, nodes = decide_detail(verdict, (), policy, opens=opens)
-    if why.asks or why is Why.NO_NODE:
-        ranks = [rank for part in ranks_wanted(verdict) for rank in part]
-        places = await JobRepository(session).places_of(incident.job, incident.attempt, ranks)
-        why, nodes = decide_detail(verdict, places, policy, opens=opens)
+    why = decide_detail(verdict, opens=opens)
     if not why.asks:
         return why
+    ranks = [rank for part in ranks_wanted(verdict) for rank in part]
+    places = await JobRepository(session).places_of(incident.job, incident.attempt, ranks)
+    nodes = choose_detail_nodes(verdict, places, policy.nodes_max)
+    if not nodes:
+        return Why.NO_NODE
     expires_unix_s = to_unix(at + timedelta(seconds=policy.seconds))
     for node in nodes:
         command = sign(
@@ -102,7 +99,7 @@ async def ask_for_detail(
             ),
             key,
         )  # fmt: skip
-        await _put(session, command, incident, at, traceparent)
+        await append_command(session, command, incident, at, traceparent)
     words = (
         f"NCCL detail raised to {policy.level.name.lower()} for {policy.seconds:g} s on {len(nodes)} node(s)"
         f", to tell which link or rank: {', '.join(nodes[:8])}"
@@ -110,22 +107,3 @@ async def ask_for_detail(
     context = ChangeContext(system(SOURCE), at, derived_id("evt", record_id, "detail"), "", traceparent)
     add_timeline_entry(session, incident.id, TIMELINE_KIND, words, context, {"reason": why.value})
     return why
-
-
-async def _put(
-    session: AsyncSession, command: Command, incident: Incident, at: datetime, traceparent: str
-) -> None:
-    await OutboxRepository(session).append(
-        OutboxEvent(
-            id=command.id,
-            type=EventType.COMMAND.short,
-            topic=COMMANDS.name,
-            key=command.node,
-            job=incident.job,
-            incident_id=incident.id,
-            summary={},
-            payload=dump_json(command).decode(),
-            traceparent=traceparent,
-            created_at=at,
-        )
-    )

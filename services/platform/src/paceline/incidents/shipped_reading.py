@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import resource
-import signal
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,16 +21,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from paceline.contracts.events import ShipmentState
 from paceline.contracts.ids import derived_id
 from paceline.incidents.shipped_answer import ShippedAnswer, compare
-from paceline.incidents.shipping import SOURCE
+from paceline.incidents.shipping import SOURCE, tell_evidence
+from paceline.runtime.processes import end_group
 from paceline.store import Database
 from paceline.store.actors import system
-from paceline.store.incident_changes import (
-    ChangeContext,
-    add_timeline_entry,
-    append_stream_event,
-    event_summary,
-    read_verdict,
-)
+from paceline.store.incident_changes import ChangeContext, read_verdict
 from paceline.store.repositories.incidents import IncidentRepository
 from paceline.store.repositories.outbox import OutboxRepository
 from paceline.store.repositories.shipments import SHIPPED_FILES, ShipmentRepository
@@ -41,7 +35,6 @@ AT_ONCE_MAX = 4  # incidents of one round, one after the other
 READING_S_MAX = 60.0
 MEMORY_BYTES_MAX = 2 << 30
 OUTPUT_BYTES_MAX = 4 << 20
-REAP_S = 5.0
 _CLI = "paceline.contracts.cli"
 _ANSWERED = (0, 3)  # 3: inconclusive
 
@@ -91,7 +84,7 @@ async def diagnose_files(folder: Path, limit_s: float = READING_S_MAX) -> "dict[
     except TimeoutError:
         return f"it had not ended after {limit_s:g} s"
     finally:
-        await _end(process)
+        await end_group(process)
     if process.returncode not in _ANSWERED:
         return f"exit status {process.returncode}"
     try:
@@ -106,14 +99,6 @@ def _make_small(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.setpriority(os.PRIO_PROCESS, pid, 19)
         resource.prlimit(pid, resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(REAP_S):
-            await process.wait()
 
 
 async def _unpack(session: AsyncSession, incident_id: str, folder: Path, now: datetime) -> _Unread | None:
@@ -140,17 +125,7 @@ async def _write(
         return 0
     message, details = _line(said, incident.verdict)
     context = ChangeContext(system(SOURCE), unread.at, unread.event_id, console_url)
-    add_timeline_entry(session, incident.id, SHIPPED_FILES, message, context, details)
-    await session.flush()
-    await append_stream_event(
-        session,
-        event_id=unread.event_id,
-        event_type="incident.evidence",
-        job=incident.job,
-        at=unread.at,
-        incident_id=incident.id,
-        summary=event_summary(incident),
-    )
+    await tell_evidence(session, incident, SHIPPED_FILES, message, context, details)
     return 1
 
 

@@ -14,14 +14,15 @@ from datetime import datetime, timedelta
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from paceline.contracts.commands import Command, CommandKind, CommandOutcome, CommandResult, sign
-from paceline.contracts.events import EventType, EvidenceState, ShipmentState
+from paceline.contracts.events import EvidenceState, ShipmentState
 from paceline.contracts.evidence import ARCHIVE_BYTES_MAX, PART_BYTES_MAX, EvidencePart, parts_of
 from paceline.contracts.ids import derived_id
-from paceline.contracts.schemas import ContractError, dump_json
-from paceline.contracts.topics import COMMANDS
+from paceline.contracts.schemas import ContractError
 from paceline.contracts.verdicts import Verdict
+from paceline.incidents.commands import append_command
 from paceline.incidents.witnesses import NodeWanted, ShippingPolicy, choose_nodes, ranks_wanted
 from paceline.store.actors import system
+from paceline.store.base import JsonObject
 from paceline.store.incident_changes import (
     ChangeContext,
     add_timeline_entry,
@@ -29,7 +30,6 @@ from paceline.store.incident_changes import (
     event_summary,
 )
 from paceline.store.models.incident import Incident
-from paceline.store.models.outbox import OutboxEvent
 from paceline.store.models.shipment import Shipment
 from paceline.store.repositories.incidents import IncidentRepository
 from paceline.store.repositories.jobs import JobRepository
@@ -119,20 +119,7 @@ async def _ask(
             deadline_at=deadline_at, collected_at=None, received_at=None, parts=0, bytes_count=0, sha256="",
         )
     )  # fmt: skip
-    await OutboxRepository(session).append(
-        OutboxEvent(
-            id=command_id,
-            type=EventType.COMMAND.short,
-            topic=COMMANDS.name,
-            key=wanted.node,
-            job=incident.job,
-            incident_id=incident.id,
-            summary={},
-            payload=dump_json(command).decode(),
-            traceparent=traceparent,
-            created_at=at,
-        )
-    )
+    await append_command(session, command, incident, at, traceparent)
 
 
 async def keep_part(
@@ -214,15 +201,27 @@ async def _settle(session: AsyncSession, incident_id: str, at: datetime, console
     if await OutboxRepository(session).has(event_id):
         return
     context = ChangeContext(system(SOURCE), at, event_id, console_url)
-    add_timeline_entry(session, incident_id, "evidence", _words(state, newest), context)
+    await tell_evidence(session, incident, "evidence", _words(state, newest), context)
+
+
+async def tell_evidence(
+    session: AsyncSession,
+    incident: Incident,
+    kind: str,
+    words: str,
+    context: ChangeContext,
+    details: JsonObject | None = None,
+) -> None:
+    """A line of the timeline about what nodes shipped, and the event that makes open pages look again."""
+    add_timeline_entry(session, incident.id, kind, words, context, details)
     await session.flush()
     await append_stream_event(
         session,
-        event_id=event_id,
+        event_id=context.event_id,
         event_type="incident.evidence",
         job=incident.job,
-        at=at,
-        incident_id=incident_id,
+        at=context.at,
+        incident_id=incident.id,
         summary=event_summary(incident),
     )
 

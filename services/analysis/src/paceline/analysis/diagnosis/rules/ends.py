@@ -72,16 +72,15 @@ def raised_alone(case: Case) -> Finding | None:
     """The same where no other rank says that it waits: an error that went through to the log, and no step
     after it. One log of many is the usual input, so it is said with less confidence."""
     found = _own_failure(case)
-    faults = [fault for fault in case.of(ProcessFault) if is_own_error(fault)]
-    went_on = any(is_before(fault, step) for fault in faults for step in case.of(ProgressSeen))
-    if found is None or went_on or found.verdict_class is not VerdictClass.H1:
-        return None if went_on else found
-    ranks = ranks_text([root.rank for root in found.roots if root.rank is not None])
+    if found is None or any(is_before(case.of(ProcessFault)[0], step) for step in case.of(ProgressSeen)):
+        return None
+    if found.verdict_class is not VerdictClass.H1:
+        return found
     return replace(
         found,
         reason="raised_alone",
         confidence=_ALONE,
-        summary=f"{ranks} failed ({_clean(faults[0].text)}); no other rank says here that it waits",
+        summary=f"{found.grounds[0].statement}; no other rank says here that it waits",
         would_decide=("the logs of all ranks, not of one",),
     )
 
