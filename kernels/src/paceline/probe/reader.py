@@ -7,8 +7,6 @@ range is refused by name or read as unknown. Memory per reading is bounded by PA
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import numpy as np
 
 from paceline.contracts import codes
@@ -46,26 +44,24 @@ TRIES_HURRIED = 2
 NRANKS_MAX = 1 << 24
 ANY_SOURCE = -2
 
-_CODES: tuple[tuple[str, type[IntEnum]], ...] = (
-    ("function", codes.Function),
-    ("dtype", codes.DType),
-    ("reduce_op", codes.ReduceOp),
-    ("algorithm", codes.Algorithm),
-    ("protocol", codes.Protocol),
-    ("state", codes.OpState),
-    ("kind", codes.OpKind),
-)
-_PROCESS_CODES: tuple[tuple[str, type[IntEnum]], ...] = (
-    ("phase", codes.Phase),
-    ("host_wait", codes.HostWait),
-)
+# The largest code of each vocabulary: to ask an enum takes longer than to look through a column.
+_CODES_MAX: dict[str, int] = {
+    "function": max(codes.Function),
+    "dtype": max(codes.DType),
+    "reduce_op": max(codes.ReduceOp),
+    "algorithm": max(codes.Algorithm),
+    "protocol": max(codes.Protocol),
+    "state": max(codes.OpState),
+    "kind": max(codes.OpKind),
+}
+_PROCESS_CODES_MAX: dict[str, int] = {"phase": max(codes.Phase), "host_wait": max(codes.HostWait)}
 _DETAIL_BYTES = PEERS_IN_DETAIL + PEERS_MAX * PEER_DTYPE.itemsize
 
 
-def _clear_unknown(rows: Records, vocabulary: tuple[tuple[str, type[IntEnum]], ...]) -> None:
-    for name, code in vocabulary:
+def _clear_unknown(rows: Records, largest: dict[str, int]) -> None:
+    for name, code_max in largest.items():
         column = rows[name]
-        column[column > max(code)] = 0
+        column[column > code_max] = 0
 
 
 def _check(field: str, value: object, expected: object) -> None:
@@ -110,7 +106,7 @@ class PageReader:
         _check("page version", int(process["version"]), LAYOUT_VERSION)
         _check("page header_bytes", int(process["header_bytes"]), PROCESS.size)
         _check("page page_bytes", int(process["page_bytes"]), PAGE_BYTES)
-        _clear_unknown(table, _PROCESS_CODES)
+        _clear_unknown(table, _PROCESS_CODES_MAX)
         return process, not consistent
 
     def read(self, *, detail: bool = True) -> PageSnapshot:
@@ -134,7 +130,8 @@ class PageReader:
             frames.append(found[0])
             details.append(found[1])
             torn += bool(found[0]["flags"][0] & FrameFlag.PARTIAL) or found[1].partial
-        table = np.concatenate(frames) if frames else np.zeros(0, FRAME_DTYPE)
+        # Without `dtype` the fields of all tables are compared one by one, at each of them anew.
+        table = np.concatenate(frames, dtype=FRAME_DTYPE) if frames else np.zeros(0, FRAME_DTYPE)
         return PageSnapshot(process, table, tuple(details), process_partial, tuple(faults))
 
     def _read_slot(self, slot: int, detail: bool, tries: int) -> tuple[Records, FrameDetail] | None:
@@ -169,7 +166,7 @@ def _clean_frame(frame: Records, slot: int, consistent: bool) -> Records:
         raise PageError(f"frame {slot} comm_rank", int(row["comm_rank"]), f"below {row['nranks']}")
     if row["comm"] == 0:
         raise PageError(f"frame {slot} comm", 0, "a communicator id")
-    _clear_unknown(frame, _CODES)
+    _clear_unknown(frame, _CODES_MAX)
     contradicts = (
         not row["completed"] <= row["enqueued"] <= row["started"] or row["head_round"] > row["round"]
     )
@@ -188,7 +185,7 @@ def _clean_detail(data: bytearray, nranks: int, partial: bool) -> FrameDetail:
     times = np.frombuffer(data, TIMES_DTYPE, ROUNDS_MAX, ROUND_TIMES_IN_DETAIL)
     edges = np.frombuffer(data, EDGE_DTYPE, EDGES_MAX, EDGES_IN_DETAIL)
     peers = np.frombuffer(data, PEER_DTYPE, PEERS_MAX, PEERS_IN_DETAIL)
-    _clear_unknown(rounds, _CODES)
+    _clear_unknown(rounds, _CODES_MAX)
     outside = (rounds["peer"] < ANY_SOURCE) | (rounds["peer"] >= nranks)
     rounds["peer"][outside] = -1
     used_peers = (peers["posted"] != 0).any(axis=1)

@@ -40,10 +40,10 @@ class Sample:
 def merge_rows(parts: Sequence[Mapping[RowKind, Rows]]) -> dict[RowKind, Rows]:
     """The rows of several processes in one table for each kind."""
     merged: dict[RowKind, Rows] = {}
-    for kind in ROW_DTYPES:
+    for kind, dtype in ROW_DTYPES.items():
         found = [part[kind] for part in parts if kind in part and len(part[kind])]
         if found:
-            merged[kind] = np.concatenate(found)
+            merged[kind] = np.concatenate(found, dtype=dtype)
     return merged
 
 

@@ -95,11 +95,11 @@ def view_of(snapshot: PageSnapshot) -> PageView:
 
 
 def _stack(tables: list[Array], dtype: np.dtype[np.void]) -> Array:
-    return np.stack(tables) if tables else np.zeros((0, ROUNDS_MAX), dtype)
+    return np.stack(tables, dtype=dtype) if tables else np.zeros((0, ROUNDS_MAX), dtype)
 
 
 def _join(tables: list[Array], dtype: np.dtype[np.void]) -> Array:
-    return np.concatenate(tables) if tables else np.zeros(0, dtype)
+    return np.concatenate(tables, dtype=dtype) if tables else np.zeros(0, dtype)
 
 
 def _index(counts: list[int]) -> Index:
