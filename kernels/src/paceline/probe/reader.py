@@ -8,6 +8,7 @@ range is refused by name or read as unknown. Memory per reading is bounded by PA
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.contracts import codes
 from paceline.contracts.codes import FrameFlag
@@ -36,7 +37,7 @@ from paceline.contracts.layout import (
 from paceline.probe._native import Mapping
 from paceline.probe.control import ControlPage, check_descriptor
 from paceline.probe.errors import PageError
-from paceline.probe.snapshot import FrameDetail, PageSnapshot, Records
+from paceline.probe.snapshot import PageDetail, PageSnapshot, Records
 
 TRIES_MAX = 64  # 32 spins of about 1 us, then 32 sleeps of 50 us: about 2 ms
 TORN_BLOCKS_MAX = 4  # per reading; later blocks get TRIES_HURRIED, so a reading stays below 20 ms
@@ -56,6 +57,27 @@ _CODES_MAX: dict[str, int] = {
 }
 _PROCESS_CODES_MAX: dict[str, int] = {"phase": max(codes.Phase), "host_wait": max(codes.HostWait)}
 _DETAIL_BYTES = PEERS_IN_DETAIL + PEERS_MAX * PEER_DTYPE.itemsize
+# A frame and right behind it its detail, as they are copied.
+_BLOCK_DTYPE = np.dtype(
+    {
+        "names": ["frame", "rounds", "times", "edges", "peers"],
+        "formats": [
+            FRAME_DTYPE,
+            (ROUND_DTYPE, ROUNDS_MAX),
+            (TIMES_DTYPE, ROUNDS_MAX),
+            (EDGE_DTYPE, EDGES_MAX),
+            (PEER_DTYPE, PEERS_MAX),
+        ],
+        "offsets": [
+            0,
+            FRAME.size + ROUNDS_IN_DETAIL,
+            FRAME.size + ROUND_TIMES_IN_DETAIL,
+            FRAME.size + EDGES_IN_DETAIL,
+            FRAME.size + PEERS_IN_DETAIL,
+        ],
+        "itemsize": FRAME.size + _DETAIL_BYTES,
+    }
+)
 
 
 def _clear_unknown(rows: Records, largest: dict[str, int]) -> None:
@@ -115,26 +137,36 @@ class PageReader:
         Raises PageError where the header has become something else.
         """
         process, process_partial = self.read_process()
-        frames: list[Records] = []
-        details: list[FrameDetail] = []
+        blocks = bytearray()
+        frames_whole: list[bool] = []
+        details_whole: list[bool] = []
         faults: list[PageError] = []
-        torn = 0
         for slot in range(COMMUNICATORS_MAX):
+            tries = TRIES_HURRIED if details_whole.count(False) >= TORN_BLOCKS_MAX else TRIES_MAX
+            found = self._copy_slot(slot, detail, tries)
+            if found is None:
+                continue
+            data, frame_whole, detail_whole = found
             try:
-                found = self._read_slot(slot, detail, TRIES_HURRIED if torn >= TORN_BLOCKS_MAX else TRIES_MAX)
+                _check_frame(np.frombuffer(data, FRAME_DTYPE, 1)[0], slot)
             except PageError as error:
                 faults.append(error)
                 continue
-            if found is None:
-                continue
-            frames.append(found[0])
-            details.append(found[1])
-            torn += bool(found[0]["flags"][0] & FrameFlag.PARTIAL) or found[1].partial
-        # Without `dtype` the fields of all tables are compared one by one, at each of them anew.
-        table = np.concatenate(frames, dtype=FRAME_DTYPE) if frames else np.zeros(0, FRAME_DTYPE)
-        return PageSnapshot(process, table, tuple(details), process_partial, tuple(faults))
+            blocks += data
+            frames_whole.append(frame_whole)
+            details_whole.append(detail_whole)
+        if not detail:
+            frames = np.frombuffer(blocks, FRAME_DTYPE)
+            found_detail = PageDetail.none(len(frames))
+        else:
+            table = np.frombuffer(blocks, _BLOCK_DTYPE)
+            frames = table["frame"]
+            found_detail = _clean_detail(table, ~np.array(details_whole, bool))
+        _clean_frames(frames, ~np.array(frames_whole, bool))
+        return PageSnapshot(process, frames, found_detail, process_partial, tuple(faults))
 
-    def _read_slot(self, slot: int, detail: bool, tries: int) -> tuple[Records, FrameDetail] | None:
+    def _copy_slot(self, slot: int, detail: bool, tries: int) -> tuple[bytes, bool, bool] | None:
+        """Bytes of the frame and its detail, and whether each is whole; None where there is no frame."""
         offset = FRAMES_OFFSET + slot * FRAME_STRIDE
         lock = offset + FRAME.field("lock").offset
         peek, _ = self._mapping.copy(lock, offset, 8, 0, 0, 1)
@@ -142,20 +174,16 @@ class PageReader:
             return None  # never opened
         block = DETAIL_OFFSET + slot * DETAIL_STRIDE
         length = _DETAIL_BYTES if detail else 0
-        data, consistent = self._mapping.copy(lock, offset, FRAME.size, block, length, tries)
-        frame_data, detail_data = data[: FRAME.size], data[FRAME.size :]
-        frame_consistent = consistent
-        if not consistent and detail:
-            # A busy writer tears the 45 kB long before it tears the frame.
-            frame_data, frame_consistent = self._mapping.copy(lock, offset, FRAME.size, 0, 0, tries)
-        frame = _clean_frame(np.frombuffer(bytearray(frame_data), FRAME_DTYPE), slot, frame_consistent)
-        nranks = int(frame["nranks"][0])
-        return frame, _clean_detail(bytearray(detail_data), nranks, not consistent and detail)
+        data, whole = self._mapping.copy(lock, offset, FRAME.size, block, length, tries)
+        if whole or not detail:
+            return data, whole, whole
+        # A busy writer tears the 45 kB long before it tears the frame.
+        frame, frame_whole = self._mapping.copy(lock, offset, FRAME.size, 0, 0, tries)
+        return frame + data[FRAME.size :], frame_whole, False
 
 
-def _clean_frame(frame: Records, slot: int, consistent: bool) -> Records:
-    """`frame` (1,) within its ranges; PageError where it is no frame of this slot."""
-    row = frame[0]
+def _check_frame(row: np.void, slot: int) -> None:
+    """PageError where it is no frame of this slot."""
     _check(f"frame {slot} magic", int(row["magic"]), FRAME_MAGIC)
     _check(f"frame {slot} version", int(row["version"]), LAYOUT_VERSION)
     _check(f"frame {slot} frame_bytes", int(row["frame_bytes"]), FRAME.size)
@@ -166,30 +194,35 @@ def _clean_frame(frame: Records, slot: int, consistent: bool) -> Records:
         raise PageError(f"frame {slot} comm_rank", int(row["comm_rank"]), f"below {row['nranks']}")
     if row["comm"] == 0:
         raise PageError(f"frame {slot} comm", 0, "a communicator id")
-    _clear_unknown(frame, _CODES_MAX)
-    contradicts = (
-        not row["completed"] <= row["enqueued"] <= row["started"] or row["head_round"] > row["round"]
-    )
-    if not consistent or contradicts:
-        frame["flags"] |= np.uint32(FrameFlag.PARTIAL)
-    if not ANY_SOURCE <= row["peer"] < row["nranks"]:
-        frame["peer"] = -1
-    return frame
 
 
-def _clean_detail(data: bytearray, nranks: int, partial: bool) -> FrameDetail:
-    if not data:
-        nothing = (np.zeros(0, dtype) for dtype in (ROUND_DTYPE, TIMES_DTYPE, PEER_DTYPE, EDGE_DTYPE))
-        return FrameDetail(next(nothing), next(nothing), next(nothing), next(nothing), False)
-    rounds = np.frombuffer(data, ROUND_DTYPE, ROUNDS_MAX, ROUNDS_IN_DETAIL)
-    times = np.frombuffer(data, TIMES_DTYPE, ROUNDS_MAX, ROUND_TIMES_IN_DETAIL)
-    edges = np.frombuffer(data, EDGE_DTYPE, EDGES_MAX, EDGES_IN_DETAIL)
-    peers = np.frombuffer(data, PEER_DTYPE, PEERS_MAX, PEERS_IN_DETAIL)
+def _clean_frames(frames: Records, partial: npt.NDArray[np.bool_]) -> None:
+    """Bring `frames` (n,) within their ranges, and say which contradict themselves or are `partial`."""
+    _clear_unknown(frames, _CODES_MAX)
+    contradicts = (frames["completed"] > frames["enqueued"]) | (frames["enqueued"] > frames["started"])
+    contradicts |= frames["head_round"] > frames["round"]
+    frames["flags"][partial | contradicts] |= np.uint32(FrameFlag.PARTIAL)
+    peers = frames["peer"]
+    peers[(peers < ANY_SOURCE) | (peers >= frames["nranks"])] = -1
+
+
+def _clean_detail(table: Records, partial: npt.NDArray[np.bool_]) -> PageDetail:
+    """The details of `table` (n,) of _BLOCK_DTYPE, brought within their ranges."""
+    rounds, edges, peers = table["rounds"], table["edges"], table["peers"]
+    nranks = table["frame"]["nranks"][:, None]
     _clear_unknown(rounds, _CODES_MAX)
-    outside = (rounds["peer"] < ANY_SOURCE) | (rounds["peer"] >= nranks)
-    rounds["peer"][outside] = -1
-    used_peers = (peers["posted"] != 0).any(axis=1)
+    round_peers = rounds["peer"]
+    round_peers[(round_peers < ANY_SOURCE) | (round_peers >= nranks)] = -1
+    used_peers = (peers["posted"] != 0).any(axis=2)
     used_peers &= (peers["peer"] == ANY_SOURCE) | ((peers["peer"] >= 0) & (peers["peer"] < nranks))
     used_edges = (edges["peer"] >= 0) & (edges["peer"] < nranks)
     used_edges &= (edges["group"] <= 2) & (edges["direction"] <= 1)
-    return FrameDetail(rounds, times, peers[used_peers], edges[used_edges], partial)
+    return PageDetail(
+        rounds=rounds,
+        times=table["times"],
+        edges=edges[used_edges],
+        edge_frames=np.nonzero(used_edges)[0],
+        peers=peers[used_peers],
+        peer_frames=np.nonzero(used_peers)[0],
+        partial=partial,
+    )

@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.contracts.codes import OpState
+from paceline.contracts.dtypes import EDGE_DTYPE, PEER_DTYPE, ROUND_DTYPE, ROUND_TIMES_DTYPE
 from paceline.contracts.layout import KEPT_LEVELS, ROUNDS_KEPT_MAX, ROUNDS_NEWEST_MAX
 from paceline.probe.errors import PageError
 
 Records = npt.NDArray[np.void]
+Index = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,36 @@ class FrameDetail:
 
 
 @dataclass(frozen=True)
+class PageDetail:
+    """Detail blocks of all communicators of a page side by side; n frames, 0 rounds where none were read.
+
+    `edge_frames` and `peer_frames` say which frame a row belongs to.
+    """
+
+    rounds: Records  # (n, 256), ROUND_DTYPE
+    times: Records  # (n, 256), ROUND_TIMES_DTYPE
+    edges: Records  # used rows only
+    edge_frames: Index
+    peers: Records  # used rows only
+    peer_frames: Index
+    partial: npt.NDArray[np.bool_]  # (n,)
+
+    @classmethod
+    def none(cls, frames: int) -> PageDetail:
+        """Of a page whose frames alone were read."""
+        nobody = np.zeros(0, np.intp)
+        return cls(
+            rounds=np.zeros((frames, 0), ROUND_DTYPE),
+            times=np.zeros((frames, 0), ROUND_TIMES_DTYPE),
+            edges=np.zeros(0, EDGE_DTYPE),
+            edge_frames=nobody,
+            peers=np.zeros(0, PEER_DTYPE),
+            peer_frames=nobody,
+            partial=np.zeros(frames, bool),
+        )
+
+
+@dataclass(frozen=True)
 class PageSnapshot:
     """All that a page said at one time.
 
@@ -62,9 +94,24 @@ class PageSnapshot:
 
     process: np.void
     frames: Records
-    details: tuple[FrameDetail, ...]
+    detail: PageDetail
     process_partial: bool
     faults: tuple[PageError, ...]  # frames that were refused, at most one per slot
+
+    @property
+    def details(self) -> tuple[FrameDetail, ...]:
+        """The detail block of each frame by itself."""
+        all_ = self.detail
+        return tuple(
+            FrameDetail(
+                all_.rounds[at],
+                all_.times[at],
+                all_.peers[all_.peer_frames == at],
+                all_.edges[all_.edge_frames == at],
+                bool(all_.partial[at]),
+            )
+            for at in range(len(self.frames))
+        )
 
     def text(self, field: str) -> str:
         """A string of the process header: job, attempt, framework, phase_name, host_wait_name."""

@@ -209,6 +209,7 @@ class KernelLog:
         if self.position.boot != self._boot:
             self.position.boot, self.position.sequence = self._boot, -1
         is_first = self.position.sequence < 0
+        booted_unix_s = self._unix_s() - self._uptime_s()
         for _ in range(RECORDS_MAX):
             try:
                 data = os.read(self._kmsg, RECORD_BYTES_MAX)
@@ -219,7 +220,7 @@ class KernelLog:
                 continue
             if not data:
                 return
-            record = parse_kmsg(data, self._boot, self._unix_s() - self._uptime_s())
+            record = parse_kmsg(data, self._boot, booted_unix_s)
             if record is None or record[0] <= self.position.sequence:
                 continue
             self.position.sequence = record[0]

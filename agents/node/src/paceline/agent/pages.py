@@ -8,8 +8,6 @@ import numpy.typing as npt
 
 from paceline.agent.marks import apply_marks
 from paceline.contracts.codes import DetailLevel
-from paceline.contracts.dtypes import EDGE_DTYPE, PEER_DTYPE, ROUND_DTYPE, ROUND_TIMES_DTYPE
-from paceline.contracts.layout import ROUNDS_MAX
 from paceline.probe.errors import PageError
 from paceline.probe.reader import PageReader
 from paceline.probe.snapshot import PageSnapshot
@@ -76,31 +74,18 @@ def open_page(page_fd: int, control_fd: int) -> MappedPage:
 
 
 def view_of(snapshot: PageSnapshot) -> PageView:
-    """The snapshot with the detail blocks of all frames side by side, as far as the GPUs themselves say."""
-    details = snapshot.details
-    rings = [(d.rounds, d.times) for d in details]
-    frames, rounds = apply_marks(snapshot.frames, _stack([rounds for rounds, _ in rings], ROUND_DTYPE))
+    """The snapshot, as far as the GPUs themselves say."""
+    detail = snapshot.detail
+    frames, rounds = apply_marks(snapshot.frames, detail.rounds)
     return PageView(
         process=snapshot.process,
         frames=frames,
         rounds=rounds,
-        round_times=_stack([times for _, times in rings], ROUND_TIMES_DTYPE),
-        edges=_join([d.edges for d in details], EDGE_DTYPE),
-        edge_frames=_index([len(d.edges) for d in details]),
-        peers=_join([d.peers for d in details], PEER_DTYPE),
-        peer_frames=_index([len(d.peers) for d in details]),
+        round_times=detail.times,
+        edges=detail.edges,
+        edge_frames=detail.edge_frames,
+        peers=detail.peers,
+        peer_frames=detail.peer_frames,
         partial=snapshot.process_partial,
         faults=len(snapshot.faults),
     )
-
-
-def _stack(tables: list[Array], dtype: np.dtype[np.void]) -> Array:
-    return np.stack(tables, dtype=dtype) if tables else np.zeros((0, ROUNDS_MAX), dtype)
-
-
-def _join(tables: list[Array], dtype: np.dtype[np.void]) -> Array:
-    return np.concatenate(tables, dtype=dtype) if tables else np.zeros(0, dtype)
-
-
-def _index(counts: list[int]) -> Index:
-    return np.repeat(np.arange(len(counts)), counts)
