@@ -246,18 +246,12 @@ def _kept_mask(view: PageView, since_ns: int, now_ns: int, policy: RowPolicy) ->
     rounds = view.rounds
     done = _is_live(rounds) & (rounds["completed_ns"] > since_ns) & (rounds["completed_ns"] <= now_ns)
     done &= SLOT_LEVELS != 255
-    mask = np.zeros_like(done)
-    for slot in np.flatnonzero(done.any(axis=1)):
-        per_level = [int((done[slot] & (level == SLOT_LEVELS)).sum()) for level in KEPT_LEVELS]
-        # A full level may have lost rounds that others kept.
-        fitting = [
-            level
-            for level, count in zip(KEPT_LEVELS, per_level, strict=True)
-            if count < min(ROUNDS_KEPT_MAX, policy.kept_rounds_max)
-        ]
-        finest = fitting[0] if fitting else KEPT_LEVELS[-1]
-        mask[slot] = done[slot] & (finest <= SLOT_LEVELS)
-    return mask
+    counts = np.array([(done & (level == SLOT_LEVELS)).sum(axis=1) for level in KEPT_LEVELS])
+    # A full level may have lost rounds that others kept.
+    fits = counts < min(ROUNDS_KEPT_MAX, policy.kept_rounds_max)
+    fits[-1] = True
+    finest = np.array(KEPT_LEVELS)[fits.argmax(axis=0)]
+    return done & (finest[:, None] <= SLOT_LEVELS)
 
 
 def _open_mask(view: PageView, policy: RowPolicy) -> npt.NDArray[np.bool_]:
@@ -319,15 +313,12 @@ def _gaps(
 ) -> npt.NDArray[np.uint64]:
     """started - completion of the round before; 0 where that round is no longer in the ring."""
     gaps = np.zeros(len(numbers), np.uint64)
+    ring_numbers, ring_completed = view.rounds["round"], view.rounds["completed_ns"]
     for slot in np.unique(slots):
-        ring = view.rounds[slot]
-        order = np.argsort(ring["round"])
-        here = (slots == slot) & (numbers > 1)
-        place = np.searchsorted(ring["round"], numbers[here] - np.uint64(1), sorter=order)
-        before = ring[order[np.minimum(place, len(order) - 1)]]
-        previous = before["completed_ns"]
-        known = (before["round"] == numbers[here] - np.uint64(1)) & (previous > 0)
-        known &= previous <= started[here]
+        here = np.flatnonzero((slots == slot) & (numbers > 1))
+        is_before = ring_numbers[slot] == numbers[here, None] - np.uint64(1)
+        previous = np.where(is_before, ring_completed[slot], 0).max(axis=1)
+        known = (previous > 0) & (previous <= started[here])
         gaps[here] = np.where(known, started[here] - previous, 0)
     return gaps
 
