@@ -251,7 +251,8 @@ def _kept_mask(view: PageView, since_ns: int, now_ns: int, policy: RowPolicy) ->
     fits = counts < min(ROUNDS_KEPT_MAX, policy.kept_rounds_max)
     fits[-1] = True
     finest = np.array(KEPT_LEVELS)[fits.argmax(axis=0)]
-    return done & (finest[:, None] <= SLOT_LEVELS)
+    kept: npt.NDArray[np.bool_] = done & (finest[:, None] <= SLOT_LEVELS)
+    return kept
 
 
 def _open_mask(view: PageView, policy: RowPolicy) -> npt.NDArray[np.bool_]:
