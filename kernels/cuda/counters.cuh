@@ -17,8 +17,7 @@
 namespace paceline {
 
 constexpr uint64_t kTellNs = 1'000'000;  // a wait that lasts is written so often: stores cross the PCIe bus
-constexpr uint64_t kMarkRoundBits = 48;
-constexpr uint64_t kMarkRoundMask = (uint64_t{1} << kMarkRoundBits) - 1;
+constexpr uint64_t kMarkRoundMask = (uint64_t{1} << PACELINE_MARK_ROUND_BITS) - 1;
 
 // One direction of one ring link. Owned by one thread.
 class Side {

@@ -155,10 +155,6 @@ __device__ inline bool broadcast(Block* block, const Work& work, uint32_t place)
   return true;
 }
 
-}  // namespace paceline
-
-namespace paceline {
-
 // Slices of an operation before waits count (docs/adr/0022): what it takes to fill a ring, at most half of them.
 __device__ inline uint32_t fill_of(uint64_t slices, uint32_t first) {
   return slices / 2 < first ? static_cast<uint32_t>(slices / 2) : first;

@@ -16,7 +16,7 @@ constexpr int kCan64BitWrites = 122;  // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STRE
 constexpr unsigned kRegisterPortable = 1, kRegisterMapped = 2;
 constexpr unsigned kWriteDefault = 0;  // what the stream did before is visible before the value is
 constexpr int kNotCapturing = 0;
-constexpr uint64_t kRoundBits = 48, kRoundMask = (uint64_t{1} << kRoundBits) - 1;
+constexpr uint64_t kRoundMask = (uint64_t{1} << PACELINE_MARK_ROUND_BITS) - 1;
 
 struct Driver {
   int (*stream_write)(void* stream, uint64_t address, uint64_t value, unsigned flags);
@@ -92,7 +92,7 @@ uint64_t device_frames(const Driver& cuda, paceline_page_v1* page) {
 uint64_t next_tag() {
   static uint64_t last = 0;  // `registering` is held
   last = last % 0xffff + 1;
-  return last << kRoundBits;
+  return last << PACELINE_MARK_ROUND_BITS;
 }
 
 // For good: what comes after it cannot be told from what was before.
@@ -159,7 +159,9 @@ void mark_entered(Event* operation, void* stream, bool grouped) {
   set_marked(operation, round);
 }
 
-void note_launch(Comm* comm) { comm->marks.launches.fetch_add(1, std::memory_order_relaxed); }
+void note_launch(Comm* comm) {
+  if (comm->marks.on.load(std::memory_order_relaxed)) comm->marks.launches.fetch_add(1, std::memory_order_relaxed);
+}
 
 void mark_left(Comm* comm) {
   Marks& marks = comm->marks;

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.contracts.codes import OpKind, OpState
+from paceline.contracts.layout import MARK_ROUND_BITS
 
-MARK_ROUND_BITS = 48
 Array = npt.NDArray[np.void]
 _ROUND_MASK = np.uint64((1 << MARK_ROUND_BITS) - 1)
 

@@ -14,9 +14,11 @@ import numpy.typing as npt
 from paceline.contracts.layout import (
     DETAIL_OFFSET,
     DETAIL_STRIDE,
+    EDGE,
     EDGES_IN_DETAIL,
     FRAME_STRIDE,
     FRAMES_OFFSET,
+    MARK_ROUND_BITS,
 )
 
 LINK = np.dtype([("posted", "u8"), ("pad0", "u8", 7), ("taken", "u8"), ("pad1", "u8", 7)])
@@ -34,8 +36,6 @@ WORK = np.dtype(
 )  # fmt: skip
 RANKS_MAX, WINDOW_MAX, SLICE_ELEMENTS_MAX = 1024, 64, 1 << 22
 STILL_NS = 1_000_000_000
-MARK_ROUND_BITS = 48
-_EDGE_BYTES = 32
 _ALIGN = 128
 
 
@@ -60,7 +60,7 @@ class Member:
 
     def edge(self, row: int) -> int:
         """Address of a row of the edge table."""
-        return self.page + DETAIL_OFFSET + self.slot * DETAIL_STRIDE + EDGES_IN_DETAIL + row * _EDGE_BYTES
+        return self.page + DETAIL_OFFSET + self.slot * DETAIL_STRIDE + EDGES_IN_DETAIL + row * EDGE.size
 
 
 @dataclass(frozen=True)
