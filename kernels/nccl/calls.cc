@@ -162,14 +162,14 @@ void* start_launch(Comm* comm, const Descriptor& descriptor, uint64_t type, uint
 void* start_task(Comm* comm, const Descriptor& descriptor, uint64_t type, int version, uint64_t now_ns) {
   if (is_idle(comm)) return nullptr;
   Task what = read_task(comm, descriptor, type, version);
+  bool called = version < 5 && comm->called.load(std::memory_order_relaxed);
   Event* task = take(Kind::kTask, comm);
   if (task == nullptr) {
-    bool is_round = version < 5 && type == event::kColl && !comm->called.load(std::memory_order_relaxed);
+    bool is_round = version < 5 && type == event::kColl && !called;
     if (is_round) enter_without_handle(comm, describe(what.function, what.dtype, what.count, what.peer), now_ns);
     return nullptr;
   }
   task->channels = what.channels;
-  bool called = version < 5 && comm->called.load(std::memory_order_relaxed);
   Event* call = version >= 5 ? call_of(comm, descriptor.parent)
                 : called     ? outer_call_of_task(comm, what.function, what.count * dtype_bytes(what.dtype))
                              : nullptr;

@@ -56,6 +56,11 @@ void end_call(const Thread& thread, Event* call, Result result) {
   if (thread.depth == 0) end_outer_group(has_failed(result), account.now_ns());
 }
 
+void launch_group() {
+  Call account;
+  launch_outer_group(account.now_ns());
+}
+
 void keep_start(int start) {
   if (start < 0) return;
   if (kept.count < kGroupStartsMax) kept.places[kept.count++] = start;

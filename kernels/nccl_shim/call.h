@@ -34,6 +34,9 @@ inline bool has_failed(Result result) { return result != kSuccess && result != k
 Event* begin_call(const Thread& thread, Handle handle, Stream stream, const ApiCall& what);
 void end_call(const Thread& thread, Event* call, Result result);
 
+// All calls of this thread's group are made.
+void launch_group();
+
 // What this thread has started in a group ends with it.
 void keep_start(int start);
 void end_group(Result result, bool launched, const void* caller);

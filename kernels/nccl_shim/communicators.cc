@@ -139,7 +139,7 @@ Result end_groups(bool launches, const void* caller, Call call) {
   Thread& thread = this_thread();
   if (only_forward(thread) || thread.depth == 0) return call();
   bool outermost = thread.depth == 1;
-  if (outermost && launches) launch_outer_group(paceline::monotonic_ns());
+  if (outermost && launches) launch_group();
   Result result;
   {
     Inside inside(&thread);
