@@ -22,6 +22,7 @@ from paceline.collectives.host.group import HostGroup, HostOptions
 from paceline.collectives.host.meter import ChannelState, Membership
 from paceline.collectives.host.schedule import Cut, Topology, make_schedule
 from paceline.contracts.codes import Algorithm, FrameFlag, OpState, Protocol, Source
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +45,6 @@ def reduce_rounds(rounds: int, count: int = COUNT) -> Callable[[Rank], None]:
             np.testing.assert_array_equal(array, np.full(count, 6 + 4 * number, np.float32))
 
     return work
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true within 20 s"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("topology", [RING, TREES], ids=["ring", "trees"])

@@ -4,7 +4,6 @@ import ctypes
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from paceline.collectives.cuda.memory import Member, RingMemory, Shape, mark_of
+from paceline.collectives.cuda.ring import enter, open_slot
 from paceline.collectives.cuda.sources import KERNELS, MAIN, source_folder
-from paceline.contracts.codes import Algorithm, DType, Function, Protocol, ReduceOp, Source, TransferState
 from paceline.probe.reader import PageReader
 from paceline.probe.snapshot import FrameDetail
 from paceline.probe.writer import Page
@@ -78,22 +77,16 @@ class Ring:
         size = self.shape.size
         for rank in range(size):
             page = Page.create("job", "a1", rank, size, rank, "kernels")
-            slot = page.open_communicator(COMM, 0, rank, size, rank, Source.KERNEL)
-            for direction, peer in enumerate(((rank + 1) % size, (rank - 1) % size)):  # rows 0 and 1
-                page.progress(slot, direction, peer, 0, 0, 0, 0, 0, 0, 0, 0, TransferState.IDLE)
+            slot = open_slot(page, COMM, rank, size)
             self.seats.append(Seat(page, PageReader(page.page_fd), slot, np.zeros(0, np.float32)))
 
     def enter(self, count: int, fill: Fill, **how: int) -> None:
         """All ranks call; nothing runs yet."""
         self.round += 1
         root = how.get("root", -1)
-        function = Function.ALL_REDUCE if root < 0 else Function.BROADCAST
         for rank, seat in enumerate(self.seats):
             seat.array = np.array(fill(rank), np.float32)
-            seat.ticket = seat.page.enter(
-                seat.slot, function, DType.FLOAT32, ReduceOp.SUM, root, count, 4 * count, count
-            )
-            seat.page.describe(seat.ticket, Algorithm.RING, Protocol.SIMPLE, 1)
+            seat.ticket = enter(seat.page, seat.slot, root, count)
             seat.page.returned(seat.ticket)
         members = [Member(seat.array.ctypes.data, seat.page.address, seat.slot) for seat in self.seats]
         how["root"] = max(root, 0)
@@ -152,10 +145,3 @@ def make_ring(host_kernels: ctypes.CDLL) -> Iterator[MakeRing]:
     yield make
     for ring in rings:
         ring.close()
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true within 20 s"
-        time.sleep(0.005)

@@ -18,7 +18,8 @@ from paceline.contracts.codes import FrameFlag, ProcessState, TransferState
 from paceline.contracts.ids import format_communicator, format_ranks
 from paceline.contracts.registry import CommunicatorRecord, JobRecord, JobState, NodeRecord, RankRecord
 from paceline.contracts.verdicts import Verdict, VerdictClass
-from tests.unit.cuda.conftest import COMM, TAG, until
+from tests.unit.cuda.conftest import COMM, TAG
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.unit.cuda.conftest import MakeRing, Ring

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from paceline.contracts.codes import DType, Function, ReduceOp, Source
 from paceline.probe.reader import PageReader
 from paceline.probe.snapshot import FrameDetail, PageSnapshot
 from paceline.probe.writer import Page
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 NATIVE = ROOT / "kernels/native"
@@ -72,14 +72,7 @@ def probe() -> Iterator[Probe]:
 @pytest.fixture
 def wait_until() -> Callable[[Callable[[], object]], None]:
     """Waits on a condition with a deadline: how these tests order things."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20.0
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true within 20 s"
-            time.sleep(0.005)
-
-    return wait
+    return until
 
 
 def build_helper(target: Path, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -26,11 +26,10 @@ THREADS = 256
 
 @dataclass(eq=False)
 class GpuMember:
-    """One rank: its page, pinned and mapped, and where in it the kernel writes."""
+    """One rank: its page, pinned and mapped, and its slot there."""
 
     page: Page
     slot: int
-    device_page: int
     ticket: int = -1
 
 
@@ -63,20 +62,16 @@ class GpuRing:
         self._members: list[GpuMember] = []
         for rank, page in enumerate(pages):
             runtime.hostRegister(page.address, PAGE_BYTES, REGISTER_MAPPED)
-            self._members.append(GpuMember(page, _open(page, comm, rank, shape.size), page.address))
+            self._members.append(GpuMember(page, open_slot(page, comm, rank, shape.size)))
 
     def run(self, arrays: Sequence[Any], root: int = -1) -> None:
         """Sum of the float32 CuPy `arrays` in place, or with `root` its array to all. Does not wait."""
         self._round += 1
         count = int(arrays[0].size)
-        function = Function.ALL_REDUCE if root < 0 else Function.BROADCAST
         for member in self._members:
-            member.ticket = member.page.enter(
-                member.slot, function, DType.FLOAT32, ReduceOp.SUM, root, count, 4 * count, count
-            )
-            member.page.describe(member.ticket, Algorithm.RING, Protocol.SIMPLE, 1)
+            member.ticket = enter(member.page, member.slot, root, count)
         places = [
-            Member(int(array.data.ptr), member.device_page, member.slot)
+            Member(int(array.data.ptr), member.page.address, member.slot)
             for array, member in zip(arrays, self._members, strict=True)
         ]
         self._memory.prepare(places, count, mark_of(self._tag, self._round), root=max(root, 0))
@@ -101,9 +96,17 @@ class GpuRing:
         self._members.clear()
 
 
-def _open(page: Page, comm: int, rank: int, size: int) -> int:
+def open_slot(page: Page, comm: int, rank: int, size: int) -> int:
     """A slot whose first edge row is the link to the next rank, the second that from the one before."""
     slot = page.open_communicator(comm, 0, rank, size, rank, Source.KERNEL)
     for direction, peer in enumerate(((rank + 1) % size, (rank - 1) % size)):
         page.progress(slot, direction, peer, 0, 0, 0, 0, 0, 0, 0, 0, TransferState.IDLE)
     return int(slot)
+
+
+def enter(page: Page, slot: int, root: int, count: int) -> int:
+    """Ticket of the next operation, of `count` float32: an all-reduce with `root` -1, else a broadcast."""
+    function = Function.ALL_REDUCE if root < 0 else Function.BROADCAST
+    ticket = page.enter(slot, function, DType.FLOAT32, ReduceOp.SUM, root, count, 4 * count, count)
+    page.describe(ticket, Algorithm.RING, Protocol.SIMPLE, 1)
+    return int(ticket)
