@@ -52,14 +52,8 @@ def turns(pairs: int) -> list[str]:
     return order
 
 
-def choose(phases: Sequence[Phase], left_s: float) -> tuple[list[str], dict[str, str]]:
-    """Names of the phases that fit into `left_s`, in their order, and why the others do not."""
-    taken: list[str] = []
-    refused: dict[str, str] = {}
-    for phase in phases:
-        if phase.seconds <= left_s:
-            taken.append(phase.name)
-            left_s -= phase.seconds
-        else:
-            refused[phase.name] = f"needs about {phase.seconds:.0f} s, {max(left_s, 0):.0f} s are left"
-    return taken, refused
+def why_not(phase: Phase, left_s: float) -> str | None:
+    """None where the phase fits into what is left of the time."""
+    if phase.seconds <= left_s:
+        return None
+    return f"needs about {phase.seconds:.0f} s, {max(left_s, 0):.0f} s are left"

@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from tests.gpu.pairs import Phase, choose, ratio_of, turns  # noqa: E402
+from tests.gpu.pairs import Phase, ratio_of, turns, why_not  # noqa: E402
 from tests.gpu.traces import outline, read_trace  # noqa: E402
 
 BUDGET_S = 600.0
@@ -86,6 +86,7 @@ def environment_of(rank: int, base: Mapping[str, str], extra: Mapping[str, str])
 
 def run_job(ranks: int, steps: int, extra: Mapping[str, str], folder: Path, limit_s: float) -> list[Any]:
     """What each rank printed, with its pid. GpuRunError after `limit_s`, or where a rank fails."""
+    until_s = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory() as scratch:
         processes = []
         for rank in range(ranks):
@@ -100,7 +101,7 @@ def run_job(ranks: int, steps: int, extra: Mapping[str, str], folder: Path, limi
                 )
             )  # fmt: skip
         try:
-            return [_answer(process, time.monotonic() + limit_s) for process in processes]
+            return [_answer(process, until_s) for process in processes]
         finally:
             for process in processes:
                 if process.poll() is None:
@@ -181,9 +182,8 @@ def run_all(folder: Path, ranks: int, pairs: int, budget_s: float) -> dict[str, 
 
     steps.update({name: partial(measured, variant) for name, variant in VARIANTS.items()})
     for phase in phases(pairs):
-        taken, refused = choose([phase], until_s - time.monotonic())
-        result["left_out"].update(refused)
-        if not taken:
+        if (refused := why_not(phase, until_s - time.monotonic())) is not None:
+            result["left_out"][phase.name] = refused
             continue
         begin_s = time.monotonic()
         try:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import Any
 
-from tests.unit.nccl.calls import OFFSETS, OWN_PID, TYPES, Trace
+from tests.unit.nccl.calls import OFFSETS, OWN_PID, TYPES, WIDTHS, Trace
 
 CALLS_MAX = 200_000
 _NAMES = {bits: name for name, bits in TYPES.items()}
-_WIDTHS = {"b": 1, "d": 4, "q": 8, "h": 8}
-_SIGNED = {"root", "peer", "depth"}
 
 
 class TraceError(ValueError):
@@ -57,8 +56,7 @@ class _Reader:
                 text = texts[str(offset)]
                 fields[name] = None if text == "-" else text
                 continue
-            part = data[offset : offset + _WIDTHS[width]]
-            value = int.from_bytes(part, "little", signed=name in _SIGNED)
+            (value,) = struct.unpack_from(WIDTHS[width], data, offset)
             fields[name] = self._handles.get(value, 0) if width == "h" else value
         if kind == "ProxyOp" and fields["pid"] == self._pid:
             fields["pid"] = OWN_PID
@@ -75,7 +73,7 @@ def read_trace(lines: Iterable[str], pid: int) -> Trace:
             break
         try:
             reader.take(line.split())
-        except (TraceError, KeyError, ValueError, IndexError) as error:
+        except (TraceError, KeyError, ValueError, IndexError, struct.error) as error:
             raise TraceError(f"line {number} {line.strip()[:80]!r}: {error!r}") from error
     return reader.trace
 

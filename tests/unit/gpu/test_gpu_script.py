@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.gpu import run
-from tests.gpu.pairs import Phase, choose, ratio_of, turns
+from tests.gpu.pairs import Phase, ratio_of, turns, why_not
 from tests.gpu.traces import TraceError, outline, read_trace
 from tests.unit.nccl.conftest import ROOT, NcclProcess, build_harness
 from tests.unit.nccl.test_nccl_golden import synthetic
@@ -55,9 +55,8 @@ def test_script_skips_with_its_reason_and_success(tmp_path: Path) -> None:
 
 def test_plan_fits_into_ten_minutes_and_drops_what_does_not() -> None:
     assert sum(phase.seconds for phase in run.phases(2)) <= run.BUDGET_S
-    taken, refused = choose([Phase("a", 10), Phase("b", 100), Phase("c", 20)], 40)
-    assert taken == ["a", "c"]
-    assert refused == {"b": "needs about 100 s, 30 s are left"}
+    assert why_not(Phase("a", 10), 10) is None
+    assert why_not(Phase("b", 100), 30) == "needs about 100 s, 30 s are left"
 
 
 def test_phase_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

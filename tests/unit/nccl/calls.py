@@ -12,7 +12,9 @@ TYPES = {
     "Group": 1, "Coll": 2, "P2p": 4, "ProxyOp": 8, "ProxyStep": 16, "ProxyCtrl": 32, "KernelCh": 64,
     "NetPlugin": 128, "GroupApi": 256, "CollApi": 512, "P2pApi": 1024, "KernelLaunch": 2048,
 }  # fmt: skip
-# name: (width, offset); widths: b 1, d 4, q 8 bytes, s text, h handle
+# Of fields, as `struct` says it; s is the address of a text, h a handle.
+WIDTHS = {"b": "<B", "d": "<i", "q": "<Q", "s": "<Q", "h": "<Q"}
+# name: (width, offset)
 OFFSETS: dict[str, dict[str, tuple[str, int]]] = {
     "GroupApi": {"captured": ("b", 24), "depth": ("d", 28)},
     "CollApi": {

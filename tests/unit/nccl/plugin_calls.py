@@ -5,10 +5,9 @@ import os
 import struct
 from typing import Any
 
-from tests.unit.nccl.calls import OFFSETS, OWN_PID, TYPES, Call, Trace
+from tests.unit.nccl.calls import OFFSETS, OWN_PID, TYPES, WIDTHS, Call, Trace
 
 DESCRIPTOR_BYTES = 112  # of version 5
-WIDTHS = {"b": "<B", "d": "<i", "q": "<Q", "s": "<Q", "h": "<Q"}
 _pointer, _int = ctypes.c_void_p, ctypes.c_int
 _INIT = ctypes.CFUNCTYPE(
     _int, _pointer, ctypes.c_uint64, _pointer, ctypes.c_char_p, _int, _int, _int, _pointer
