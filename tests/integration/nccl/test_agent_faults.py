@@ -7,8 +7,7 @@ import os
 import re
 import signal
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ from typing import Any
 import pytest
 
 from paceline.agent.app import AgentApp
-from paceline.agent.settings import AgentSettings
 from paceline.contracts.batch import RowKind
 from paceline.contracts.layout import PAGE_BYTES, PROCESS
-from paceline.runtime.clock import SystemClock
-from tests.unit.agent.conftest import MemoryPublisher
+from tests.unit.agent.conftest import MemoryPublisher, StartAgent, agent_folder, publisher, start_agent  # noqa: F401
 from tests.unit.nccl.calls import Trace
 from tests.unit.nccl.conftest import NcclProcess, StartNccl, built, start_nccl  # noqa: F401
 
@@ -68,24 +65,17 @@ class Rank:
 class Agents:
     """One agent after another at one socket."""
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="pn-"))  # a unix socket's path may have 107 bytes
-        self.socket = self.folder / "agent.sock"
-        self.publisher = MemoryPublisher()
-        self.app: AgentApp | None = None
+    def __init__(self, start: StartAgent, socket: Path, publisher: MemoryPublisher) -> None:
+        self.socket, self.publisher = socket, publisher
+        self._start = start
+        self._app: AgentApp
 
     async def start(self) -> None:
-        settings = AgentSettings(
-            socket=self.socket, state_dir=self.folder, node="n1", interval_s=0.1, drain_s=0.5
-        )
         self.publisher.records.clear()
-        self.app = AgentApp(settings, SystemClock(), self.publisher)
-        await self.app.start()
+        self._app = await self._start()
 
     async def stop(self) -> None:
-        app, self.app = self.app, None
-        if app is not None:
-            await app.stop()
+        await self._app.stop()
 
     def completed(self, job: str) -> int | None:
         """Of the job's newest row."""
@@ -98,10 +88,8 @@ class Agents:
 
 
 @pytest.fixture
-async def agents() -> AsyncIterator[Agents]:
-    agents = Agents()
-    yield agents
-    await agents.stop()
+def agents(start_agent: StartAgent, agent_folder: Path, publisher: MemoryPublisher) -> Agents:
+    return Agents(start_agent, agent_folder / "agent.sock", publisher)
 
 
 async def test_agent_absent_at_the_start_and_restarted(

@@ -12,18 +12,29 @@ from types import TracebackType
 import numpy as np
 import pytest
 
+from paceline.analysis.builder import build_evidence
+from paceline.analysis.judge import judge
+from paceline.analysis.policy import JudgePolicy
+from paceline.contracts.batch import RowKind
 from paceline.contracts.codes import DetailLevel
+from paceline.contracts.registry import CommunicatorRecord, NodeRecord
+from paceline.contracts.verdicts import Verdict, VerdictClass
 from paceline.probe.control import ControlPage
-from paceline.probe.nccl import PLUGIN_FLAGS, PLUGIN_LINK, PLUGIN_SOURCES, plugin_path
+from paceline.probe.nccl import INCLUDES, PLUGIN_FLAGS, PLUGIN_LINK, PLUGIN_SOURCES, plugin_path
 from paceline.probe.reader import PageReader
 from paceline.probe.snapshot import FrameDetail, PageSnapshot
+from tests.unit.agent.conftest import MemoryPublisher, StartAgent, agent_folder, publisher, start_agent
 from tests.unit.nccl.calls import Trace
+
+__all__ = ["agent_folder", "publisher", "start_agent"]  # fixtures
 
 ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "kernels"
 NATIVE = Path(__file__).parent / "native"
-INCLUDES = [f"-I{KERNELS}/{folder}" for folder in ("include", "native", "nccl")]
 FLAGS = ("-std=c++17", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
+SANITIZER = ("-fsanitize=thread", "-O0", "-g1", "-Wno-tsan")
+RANKS = 4
+STALL_S = 0.4
 
 
 def compile_all(sources: Sequence[Path], target: Path, flags: Sequence[str], link: Sequence[str]) -> str:
@@ -33,30 +44,32 @@ def compile_all(sources: Sequence[Path], target: Path, flags: Sequence[str], lin
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stderr if done.returncode else ""
 
+    includes = [f"-I{KERNELS}/{folder}" for folder in INCLUDES]
     with tempfile.TemporaryDirectory() as folder:
         objects = [f"{folder}/{place}.o" for place, _ in enumerate(sources)]
 
         def build(pair: tuple[Path, str]) -> str:
-            return run("g++", *FLAGS, *flags, *INCLUDES, "-c", str(pair[0]), "-o", pair[1])
+            return run("g++", *FLAGS, *flags, *includes, "-c", str(pair[0]), "-o", pair[1])
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             errors = "".join(pool.map(build, zip(sources, objects, strict=True)))
         return errors or run("g++", *FLAGS, *flags, *objects, "-o", str(target), *link)
 
 
-def build_plugin(target: Path, *flags: str) -> str:
-    sources = [KERNELS / source for source in PLUGIN_SOURCES]
-    link = [flag.replace("nccl/exports.map", f"{KERNELS}/nccl/exports.map") for flag in PLUGIN_LINK]
+def build_library(
+    target: Path, *flags: str, sources: Sequence[str] = PLUGIN_SOURCES, link: Sequence[str] = PLUGIN_LINK
+) -> str:
+    """As set-up builds it, but for `flags` in place of its optimisation; what `compile_all` says."""
+    link = [flag.replace("version-script=", f"version-script={KERNELS}/") for flag in link]
     if flags:  # a sanitizer needs the shared C++ library
         link = [flag for flag in link if not flag.startswith("-static")]
-    return compile_all(sources, target, [*PLUGIN_FLAGS, *(flags or ("-O2",))], ["-shared", *link])
+    paths = [KERNELS / source for source in sources]
+    return compile_all(paths, target, [*PLUGIN_FLAGS, *(flags or ("-O2",))], ["-shared", *link])
 
 
-def installed_plugin() -> Path | None:
+def unless_changed(path: Path | None) -> Path | None:
     """What set-up has built, unless the sources have changed since."""
-    path = plugin_path()
-    sources = [path for folder in ("native", "nccl", "include") for path in (KERNELS / folder).rglob("*")]
-    newest = max(source.stat().st_mtime for source in sources)
+    newest = max(source.stat().st_mtime for folder in INCLUDES for source in (KERNELS / folder).rglob("*"))
     return path if path is not None and path.stat().st_mtime >= newest else None
 
 
@@ -64,15 +77,26 @@ def build_harness(target: Path, *flags: str) -> str:
     return compile_all([NATIVE / "harness.cc"], target, flags, ["-rdynamic", "-ldl"])
 
 
+def skip_without_sanitizer(errors: str, *command: str | Path, **environment: str) -> None:
+    """`errors` of the compiler; `command` starts what it has built, which ends with its input."""
+    if errors:
+        pytest.skip(f"no ThreadSanitizer here: {errors.splitlines()[-1:]}")
+    done = subprocess.run(
+        command, input="", capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("ThreadSanitizer does not run under this kernel's address randomisation")
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `plugin.so` and `harness`."""
     assert shutil.which("g++"), "g++ is part of the toolchain this project needs"
     folder = tmp_path_factory.mktemp("nccl")
-    plugin = installed_plugin()
+    plugin = unless_changed(plugin_path())
     errors = build_harness(folder / "harness", "-O1")
     if plugin is None:
-        errors += build_plugin(folder / "plugin.so")
+        errors += build_library(folder / "plugin.so")
     else:
         (folder / "plugin.so").symlink_to(plugin)
     assert not errors, errors
@@ -190,3 +214,24 @@ def start_nccl(built: Path) -> Iterator[StartNccl]:
     for process in processes:
         process.process.kill()
         process.end()
+
+
+@pytest.fixture
+async def agent_socket(start_agent: StartAgent, agent_folder: Path) -> Path:
+    """Of a running agent, which tells `publisher`."""
+    await start_agent(suspect_s=STALL_S)
+    return agent_folder / "agent.sock"
+
+
+def verdict_of(publisher: MemoryPublisher, wanted: VerdictClass, rows: int = RANKS) -> Verdict | None:
+    """On what was published; None where it is another one, or before there are `rows` states."""
+    if len(publisher.newest(RowKind.STATE)) < rows or publisher.job() is None:
+        return None
+    evidence = build_evidence(
+        publisher.batches(),
+        publisher.job(),
+        publisher.values(NodeRecord)[-1:],
+        {record.communicator: record for record in publisher.values(CommunicatorRecord)}.values(),
+    )
+    verdict = judge(evidence, JudgePolicy(stall_age_s=STALL_S, init_age_s=STALL_S))
+    return verdict if verdict.verdict_class is wanted else None

@@ -1,29 +1,20 @@
 """An NCCL job without a trainer hook: plugins speak to the real agent over its socket, and the judge reads
 what the agent publishes. Nothing of the agent or the analysis knows that it is NCCL."""
 
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.agent.app import AgentApp
-from paceline.agent.settings import AgentSettings
-from paceline.analysis.builder import build_evidence
-from paceline.analysis.judge import judge
-from paceline.analysis.policy import JudgePolicy
 from paceline.contracts.batch import RowKind
 from paceline.contracts.codes import FrameFlag, Function, Source
-from paceline.contracts.registry import CommunicatorRecord, NodeRecord
-from paceline.contracts.verdicts import Verdict, VerdictClass
-from paceline.runtime.clock import SystemClock
-from tests.unit.agent.conftest import MemoryPublisher
+from paceline.contracts.registry import CommunicatorRecord
+from paceline.contracts.verdicts import VerdictClass
+from tests.unit.agent.conftest import MemoryPublisher, StartAgent
 from tests.unit.nccl.calls import RECV_WAIT, SEND_PEER_WAIT, SEND_WAIT, Operation, Trace
-from tests.unit.nccl.conftest import NcclProcess, StartNccl
+from tests.unit.nccl.conftest import RANKS, NcclProcess, StartNccl, verdict_of
 
-RANKS = 4
-STALL_S = 0.4
 Eventually = Callable[..., Awaitable[Any]]
 
 
@@ -68,45 +59,6 @@ class Job:
     def make(self) -> None:
         for process, trace in zip(self.processes, self.traces, strict=True):
             process.make(trace)
-
-
-@pytest.fixture
-def publisher() -> MemoryPublisher:
-    return MemoryPublisher()
-
-
-@pytest.fixture
-async def agent_socket(publisher: MemoryPublisher) -> AsyncIterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="pn-"))  # a unix socket's path may have 107 bytes
-    settings = AgentSettings(
-        socket=folder / "agent.sock",
-        state_dir=folder,
-        node="n1",
-        interval_s=0.1,
-        drain_s=0.5,
-        suspect_s=STALL_S,
-    )
-    app = AgentApp(settings, SystemClock(), publisher)
-    await app.start()
-    yield folder / "agent.sock"
-    await app.stop()
-
-
-def judged(publisher: MemoryPublisher) -> Verdict:
-    evidence = build_evidence(
-        publisher.batches(),
-        publisher.job(),
-        publisher.values(NodeRecord)[-1:],
-        {record.communicator: record for record in publisher.values(CommunicatorRecord)}.values(),
-    )
-    return judge(evidence, JudgePolicy(stall_age_s=STALL_S))
-
-
-def verdict_of(publisher: MemoryPublisher, wanted: VerdictClass) -> Verdict | None:
-    if len(publisher.newest(RowKind.STATE)) < RANKS or publisher.job() is None:
-        return None
-    verdict = judged(publisher)
-    return verdict if verdict.verdict_class is wanted else None
 
 
 async def test_agent_publishes_rounds_sizes_and_edges(
@@ -192,21 +144,18 @@ async def test_h3_link_that_carries_nothing(
 
 
 async def test_link_outlives_an_agent_that_comes_late(
-    start_nccl: StartNccl, publisher: MemoryPublisher, eventually: Eventually
+    start_nccl: StartNccl,
+    start_agent: StartAgent,
+    agent_folder: Path,
+    publisher: MemoryPublisher,
+    eventually: Eventually,
 ) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="pn-"))
-    job = Job(start_nccl, folder / "agent.sock")
+    job = Job(start_nccl, agent_folder / "agent.sock")
     job.run(2)
     for _ in range(2):
-        settings = AgentSettings(
-            socket=folder / "agent.sock", state_dir=folder, node="n1", interval_s=0.1, drain_s=0.5
-        )
-        app = AgentApp(settings, SystemClock(), publisher)
         publisher.records.clear()
-        await app.start()
-        try:
-            await eventually(lambda: len(publisher.newest(RowKind.STATE)) == RANKS, 20)
-        finally:
-            await app.stop()
+        app = await start_agent()
+        await eventually(lambda: len(publisher.newest(RowKind.STATE)) == RANKS, 20)
+        await app.stop()
     job.run(1)
     assert [process.end() for process in job.processes] == [0] * RANKS

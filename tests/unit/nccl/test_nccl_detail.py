@@ -2,9 +2,7 @@
 
 import os
 import struct
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,14 +11,13 @@ from paceline.agent.app import AgentApp
 from paceline.agent.collecting import Answer
 from paceline.agent.detail import Why
 from paceline.agent.evidence import EvidenceApp
-from paceline.agent.settings import AgentSettings
 from paceline.contracts.codes import DetailLevel
 from paceline.contracts.commands import Command, CommandKind, CommandOutcome, CommandResult, sign
 from paceline.contracts.detail import KERNEL_EVENTS, STEP_EVENTS, DetailReport
 from paceline.contracts.layout import CONTROL, CONTROL_BYTES
 from paceline.runtime.clock import SystemClock
 from paceline.runtime.settings import KafkaSettings
-from tests.unit.agent.conftest import MemoryPublisher
+from tests.unit.agent.conftest import MemoryPublisher, StartAgent
 from tests.unit.nccl.calls import Trace
 from tests.unit.nccl.conftest import NcclProcess, StartNccl
 
@@ -32,22 +29,10 @@ Eventually = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture
-def publisher() -> MemoryPublisher:
-    return MemoryPublisher()
-
-
-@pytest.fixture
-async def agent(request: pytest.FixtureRequest, publisher: MemoryPublisher) -> AsyncIterator[AgentApp]:
+async def agent(request: pytest.FixtureRequest, start_agent: StartAgent) -> AgentApp:
     """An agent with its own rule, or without it where the parameter says `rounds`."""
-    folder = Path(tempfile.mkdtemp(prefix="pn-"))  # a unix socket's path may have 107 bytes
-    settings = AgentSettings(
-        socket=folder / "agent.sock", state_dir=folder, node="n1", interval_s=0.1, drain_s=0.5,
-        suspect_s=STALL_S, detail_hold_s=HOLD_S, detail_level=getattr(request, "param", "edges"),
-    )  # fmt: skip
-    app = AgentApp(settings, SystemClock(), publisher)
-    await app.start()
-    yield app
-    await app.stop()
+    level = getattr(request, "param", "edges")
+    return await start_agent(suspect_s=STALL_S, detail_hold_s=HOLD_S, detail_level=level)
 
 
 class Rank:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +11,12 @@ import pytest
 
 from paceline.agent.pages import PageView, view_of
 from paceline.contracts.codes import FrameFlag, Function, OpState
+from paceline.contracts.layout import MARK_ROUND_BITS
 from paceline.contracts.verdicts import SubReason, VerdictClass
 from tests.unit.nccl.calls import USER, Operation, Trace
-from tests.unit.nccl.conftest import NATIVE, StartNccl
-from tests.unit.nccl.test_nccl_agent import Job, agent_socket, publisher, verdict_of
+from tests.unit.nccl.conftest import NATIVE, StartNccl, verdict_of
+from tests.unit.nccl.test_nccl_agent import Job
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,12 +25,10 @@ if TYPE_CHECKING:
     from tests.unit.nccl.conftest import NcclProcess
     from tests.unit.nccl.test_nccl_agent import Eventually
 
-__all__ = ["agent_socket", "publisher"]  # fixtures
 UNSEEN = FrameFlag.COMPLETION_UNOBSERVABLE
 ALLOWED, DONE, QUEUED, REGISTERED, REGISTERED_BYTES, CAPTURING, FAILS, CANNOT, NO_CONTEXT, FLAGS = range(10)
 EVERYTHING = 1 << 40
 NOT_YET, ON, NO_DRIVER, REFUSED = range(4)
-TAG_SHIFT = 48
 
 
 class Driver:
@@ -43,10 +42,7 @@ class Driver:
 
     def settle(self) -> None:
         """Wait until the GPU has made all the writes that it may make now."""
-        deadline = time.monotonic() + 20
-        while self.words[DONE] < min(int(self.words[QUEUED]), int(self.words[ALLOWED])):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: self.words[DONE] >= min(int(self.words[QUEUED]), int(self.words[ALLOWED])))
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +99,7 @@ def test_marks_show_ends_although_the_host_calls_nothing(
     driver.settle()
     raw, frame = process.frame(), view(process).frames[0]
     tag = int(raw["gpu_tag"])
-    assert tag >> TAG_SHIFT == 1
+    assert tag >> MARK_ROUND_BITS == 1
     assert (raw["gpu_arrive"], raw["gpu_leave"]) == (tag + 3, tag + 3)
     assert (frame["started"], frame["completed"], frame["head_round"]) == (3, 3, 0)
     assert not frame["flags"] & UNSEEN
@@ -150,7 +146,7 @@ def test_frames_are_registered_once_and_each_communicator_has_its_tag(
     process.make(trace)
     driver.settle()
     frames = process.read().frames
-    assert [int(tag) >> TAG_SHIFT for tag in frames["gpu_tag"]] == [1, 2]
+    assert [int(tag) >> MARK_ROUND_BITS for tag in frames["gpu_tag"]] == [1, 2]
     assert (frames["gpu_leave"] - frames["gpu_tag"]).tolist() == [2, 1]
     assert (driver.words[REGISTERED], driver.words[REGISTERED_BYTES]) == (1, 64 * 1216)
 
@@ -175,8 +171,8 @@ def test_write_that_comes_after_its_communicator_says_nothing(
     driver.settle()
     frame = process.read().frames[0]
     assert frame["comm"] != 0
-    assert (int(frame["gpu_leave"]) & 0xFFFF, int(frame["gpu_leave"]) >> TAG_SHIFT) == (3, 1)
-    assert int(frame["gpu_tag"]) >> TAG_SHIFT == 65
+    assert (int(frame["gpu_leave"]) & 0xFFFF, int(frame["gpu_leave"]) >> MARK_ROUND_BITS) == (3, 1)
+    assert int(frame["gpu_tag"]) >> MARK_ROUND_BITS == 65
     assert (view(process).frames["completed"][0], view(process).frames["head_round"][0]) == (0, 1)
 
 

@@ -2,8 +2,7 @@
 
 Nobody but the log knows of the links over NVLink: with them a stuck link can be named, without them not."""
 
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from paceline.agent.app import AgentApp
 from paceline.agent.orders import find_made
-from paceline.agent.settings import AgentSettings
 from paceline.analysis.adapters.prefixes import read_line
 from paceline.analysis.builder import build_evidence
 from paceline.analysis.facts import Origin, Speaker
@@ -22,16 +20,14 @@ from paceline.analysis.policy import JudgePolicy
 from paceline.contracts.batch import RowKind
 from paceline.contracts.registry import CommunicatorRecord, NodeRecord
 from paceline.contracts.verdicts import RootKind, Verdict, VerdictClass
-from paceline.runtime.clock import SystemClock
-from tests.unit.agent.conftest import MemoryPublisher
+from tests.unit.agent.conftest import MemoryPublisher, StartAgent
 from tests.unit.nccl.calls import Operation, Trace
-from tests.unit.nccl.conftest import NcclProcess, StartNccl
+from tests.unit.nccl.conftest import STALL_S, NcclProcess, StartNccl
 
 RING = (0, 3, 1, 4, 2, 5)
 OVER_NVLINK = {(0, 3), (2, 5)}
 LINKS = list(zip(RING, (*RING[1:], RING[0]), strict=True))
 HASH = 0xC0FFEE
-STALL_S = 0.4
 STEPS = 8
 CARRIED = {(3, 1): 6, (1, 4): 5, (4, 2): 3, (5, 0): 4}  # slices of each link when the ring stood still
 Eventually = Callable[..., Awaitable[Any]]
@@ -113,25 +109,8 @@ class Job:
 
 
 @pytest.fixture
-def publisher() -> MemoryPublisher:
-    return MemoryPublisher()
-
-
-@pytest.fixture
-async def agent(publisher: MemoryPublisher) -> AsyncIterator[AgentApp]:
-    folder = Path(tempfile.mkdtemp(prefix="po-"))  # a unix socket's path may have 107 bytes
-    settings = AgentSettings(
-        socket=folder / "agent.sock", state_dir=folder, node="n1", interval_s=0.1, orders_s=0.1,
-        drain_s=0.5, suspect_s=STALL_S,
-    )  # fmt: skip
-    app = AgentApp(settings, SystemClock(), publisher)
-    await app.start()
-    yield app
-    await app.stop()
-
-
-def folder_of(app: AgentApp) -> Path:
-    return app._settings.socket.parent
+async def agent(start_agent: StartAgent) -> AgentApp:
+    return await start_agent(orders_s=0.1, suspect_s=STALL_S, root=Path("/"))  # logs are found through /proc
 
 
 def world_of(publisher: MemoryPublisher) -> CommunicatorRecord | None:
@@ -150,9 +129,13 @@ def verdict_of(publisher: MemoryPublisher, world: CommunicatorRecord) -> Verdict
 
 
 async def test_stuck_link_is_named_by_the_order_of_the_log(
-    start_nccl: StartNccl, agent: AgentApp, publisher: MemoryPublisher, eventually: Eventually
+    start_nccl: StartNccl,
+    agent: AgentApp,
+    agent_folder: Path,
+    publisher: MemoryPublisher,
+    eventually: Eventually,
 ) -> None:
-    job = Job(start_nccl, folder_of(agent))
+    job = Job(start_nccl, agent_folder)
     job.write_logs()
     job.run()
     world = await eventually(lambda: (world := world_of(publisher)) and world.ring and world)
@@ -169,9 +152,13 @@ async def test_stuck_link_is_named_by_the_order_of_the_log(
 
 
 async def test_logs_that_contradict_each_other_give_no_order(
-    start_nccl: StartNccl, agent: AgentApp, publisher: MemoryPublisher, eventually: Eventually
+    start_nccl: StartNccl,
+    agent: AgentApp,
+    agent_folder: Path,
+    publisher: MemoryPublisher,
+    eventually: Eventually,
 ) -> None:
-    job = Job(start_nccl, folder_of(agent))
+    job = Job(start_nccl, agent_folder)
     job.write_logs(ranks=range(5))
     job.write_logs((0, 1, 2, 3, 4, 5), ranks=[5])
     job.make()

@@ -1,29 +1,27 @@
 """The plugin, the page and the harness under ThreadSanitizer: many threads, late calls, changing detail."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from paceline.contracts.codes import DetailLevel
 from tests.unit.nccl.calls import PROXY, SEND_WAIT, Trace
-from tests.unit.nccl.conftest import NcclProcess, build_harness, build_plugin
+from tests.unit.nccl.conftest import (
+    SANITIZER,
+    NcclProcess,
+    build_harness,
+    build_library,
+    skip_without_sanitizer,
+)
 
 FULL = {"PACELINE_NCCL_TIER": "2", "PACELINE_NCCL_BUDGET_PERCENT": "100"}
-SANITIZER = ("-fsanitize=thread", "-O0", "-g1", "-Wno-tsan")
 
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tsan")
-    errors = build_harness(folder / "harness", *SANITIZER) or build_plugin(folder / "plugin.so", *SANITIZER)
-    if errors:
-        pytest.skip(f"no ThreadSanitizer here: {errors.splitlines()[-1:]}")
-    done = subprocess.run(
-        [folder / "harness", folder / "plugin.so"], input="", capture_output=True, text=True, check=False
-    )
-    if "unexpected memory mapping" in done.stderr:
-        pytest.skip("ThreadSanitizer does not run under this kernel's address randomisation")
+    errors = build_harness(folder / "harness", *SANITIZER) or build_library(folder / "plugin.so", *SANITIZER)
+    skip_without_sanitizer(errors, folder / "harness", folder / "plugin.so")
     return folder
 
 

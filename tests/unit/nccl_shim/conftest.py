@@ -6,37 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from paceline.probe.nccl import PLUGIN_FLAGS, SHIM_LINK, SHIM_SOURCES, shim_path
-from tests.unit.nccl.conftest import KERNELS, NcclProcess, build_plugin, compile_all, installed_plugin
+from paceline.probe.nccl import SHIM_LINK, SHIM_SOURCES, plugin_path, shim_path
+from tests.unit.nccl.conftest import (
+    NcclProcess,
+    agent_folder,
+    agent_socket,
+    build_library,
+    compile_all,
+    publisher,
+    start_agent,
+    unless_changed,
+)
+
+__all__ = ["agent_folder", "agent_socket", "publisher", "start_agent"]  # fixtures
 
 NATIVE = Path(__file__).parent / "native"
-INCLUDE = f"-I{KERNELS}/nccl_shim"
 NCCL = "libnccl.so.2"  # as the stand-in is called
 
 
 def build_shim(target: Path, *flags: str) -> str:
-    sources = [KERNELS / source for source in SHIM_SOURCES]
-    link = [flag.replace("nccl_shim/exports.map", f"{KERNELS}/nccl_shim/exports.map") for flag in SHIM_LINK]
-    if flags:  # a sanitizer needs the shared C++ library
-        link = [flag for flag in link if not flag.startswith("-static")]
-    return compile_all(sources, target, [*PLUGIN_FLAGS, INCLUDE, *(flags or ("-O2",))], ["-shared", *link])
+    return build_library(target, *flags, sources=SHIM_SOURCES, link=SHIM_LINK)
 
 
 def build_program(folder: Path, *flags: str, before: tuple[str, ...] = ()) -> str:
     """`libnccl.so.2` and `driver`, linked with the libraries `before` it."""
-    shared = [INCLUDE, *(flags or ("-O1",))]
+    shared = flags or ("-O1",)
     nccl = folder / NCCL
     return compile_all(
         [NATIVE / "fake_nccl.cc"], nccl, [*shared, "-fPIC"], ["-shared", f"-Wl,-soname,{NCCL}", "-ldl"]
     ) or compile_all([NATIVE / "driver.cc"], folder / "driver", shared, [*before, str(nccl)])
-
-
-def installed_shim() -> Path | None:
-    """What set-up has built, unless the sources have changed since."""
-    path = shim_path()
-    folders = ("native", "nccl", "nccl_shim", "include")
-    newest = max(source.stat().st_mtime for folder in folders for source in (KERNELS / folder).rglob("*"))
-    return path if path is not None and path.stat().st_mtime >= newest else None
 
 
 @pytest.fixture(scope="session")
@@ -45,8 +43,8 @@ def shim_built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shim")
     errors = build_program(folder)
     for name, installed, build in (
-        ("shim.so", installed_shim(), build_shim),
-        ("plugin.so", installed_plugin(), build_plugin),
+        ("shim.so", unless_changed(shim_path()), build_shim),
+        ("plugin.so", unless_changed(plugin_path()), build_library),
     ):
         if installed is None:
             errors += build(folder / name)

@@ -1,50 +1,20 @@
 """Ranks with the shim speak to the real agent; what it publishes is judged. No plugin: NCCL before 2.27."""
 
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.agent.app import AgentApp
-from paceline.agent.settings import AgentSettings
-from paceline.analysis.builder import build_evidence
-from paceline.analysis.judge import judge
-from paceline.analysis.policy import JudgePolicy
 from paceline.contracts.batch import RowKind
 from paceline.contracts.codes import HostWait, Source
-from paceline.contracts.registry import CommunicatorRecord, NodeRecord
-from paceline.contracts.verdicts import SubReason, Verdict, VerdictClass
-from paceline.runtime.clock import SystemClock
+from paceline.contracts.registry import CommunicatorRecord
+from paceline.contracts.verdicts import SubReason, VerdictClass
 from tests.unit.agent.conftest import MemoryPublisher
+from tests.unit.nccl.conftest import RANKS, verdict_of
 from tests.unit.nccl_shim.conftest import ShimProcess, StartShim
 
-RANKS = 4
-STALL_S = 0.4
 Eventually = Callable[..., Awaitable[Any]]
-
-
-@pytest.fixture
-def publisher() -> MemoryPublisher:
-    return MemoryPublisher()
-
-
-@pytest.fixture
-async def agent_socket(publisher: MemoryPublisher) -> AsyncIterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="ps-"))  # a unix socket's path may have 107 bytes
-    settings = AgentSettings(
-        socket=folder / "agent.sock",
-        state_dir=folder,
-        node="n1",
-        interval_s=0.1,
-        drain_s=0.5,
-        suspect_s=STALL_S,
-    )
-    app = AgentApp(settings, SystemClock(), publisher)
-    await app.start()
-    yield folder / "agent.sock"
-    await app.stop()
 
 
 def start_ranks(start: StartShim, socket: Path, ranks: int = RANKS) -> list[ShimProcess]:
@@ -57,20 +27,6 @@ def start_ranks(start: StartShim, socket: Path, ranks: int = RANKS) -> list[Shim
     ]  # fmt: skip
 
 
-def verdict_of(publisher: MemoryPublisher, wanted: VerdictClass) -> Verdict | None:
-    job = publisher.job()
-    if job is None:
-        return None
-    evidence = build_evidence(
-        publisher.batches(),
-        job,
-        publisher.values(NodeRecord)[-1:],
-        {record.communicator: record for record in publisher.values(CommunicatorRecord)}.values(),
-    )
-    verdict = judge(evidence, JudgePolicy(stall_age_s=STALL_S, init_age_s=STALL_S))
-    return verdict if verdict.verdict_class is wanted else None
-
-
 async def test_rank_that_never_comes_to_the_initialisation(
     start_shim: StartShim, agent_socket: Path, publisher: MemoryPublisher, eventually: Eventually
 ) -> None:
@@ -81,7 +37,7 @@ async def test_rank_that_never_comes_to_the_initialisation(
         lambda: (
             len(publisher.newest(RowKind.PROCESS)) == RANKS - 1
             and (publisher.newest(RowKind.PROCESS)["host_wait"] == HostWait.BOOTSTRAP).all()
-            and verdict_of(publisher, VerdictClass.INIT)
+            and verdict_of(publisher, VerdictClass.INIT, rows=0)
         )
     )
     assert verdict.sub_reason is SubReason.BOOTSTRAP
@@ -107,9 +63,7 @@ async def test_rank_that_calls_nothing_or_something_else(
             process.all("allreduce 0 1024 7 0")
         elif call is not None:
             process.all(call)
-    verdict = await eventually(
-        lambda: len(publisher.newest(RowKind.STATE)) == RANKS and verdict_of(publisher, wanted)
-    )
+    verdict = await eventually(lambda: verdict_of(publisher, wanted))
     assert [root.rank for root in verdict.roots] == [2]
     assert set(publisher.newest(RowKind.STATE)["sources"].tolist()) == {Source.NCCL_SHIM}
     world = publisher.values(CommunicatorRecord)[-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.nccl.conftest import KERNELS, compile_all
-from tests.unit.nccl_shim.conftest import INCLUDE, NATIVE, StartShim
+from tests.unit.nccl_shim.conftest import NATIVE, StartShim
 
 IN, OUT, STREAM = "0x10", "0x20", "(nil)"
 CALLS = {
@@ -112,7 +112,7 @@ def test_libraries_keep_their_own_nccl_with_and_without_p_names(shim_built: Path
         folder = tmp_path / str(version)
         folder.mkdir()
         nccl = folder / f"libnccl-{version}.so.2"
-        flags = [INCLUDE, "-fPIC", f"-DFAKE_VERSION={version}", *plain]
+        flags = ["-fPIC", f"-DFAKE_VERSION={version}", *plain]
         errors = compile_all([NATIVE / "fake_nccl.cc"], nccl, flags, ["-shared", "-ldl"]) or compile_all(
             [NATIVE / "user.cc"], folder / "user.so", ["-fPIC"], ["-shared", str(nccl)]
         )
