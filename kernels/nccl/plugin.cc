@@ -48,14 +48,18 @@ Result start(Comm* comm, void** handle, const Descriptor& descriptor, uint64_t n
 // Set by the first `init`, which is before all else.
 std::atomic<const ShimTable*> behind{nullptr};
 
-const ShimTable* shim() { return behind.load(std::memory_order_relaxed); }
+// Its table of this version, nullptr where there is no shim.
+template <int kVersion>
+auto shim() {
+  const ShimTable* to = behind.load(std::memory_order_relaxed);
+  if constexpr (kVersion < 5) return to != nullptr ? to->v4 : nullptr;
+  else return to != nullptr ? to->v5 : nullptr;
+}
 
 template <int kVersion>
 Result on_start(void* context, void** handle, Descriptor* descriptor) noexcept {
   if (handle == nullptr) return kSuccess;
-  if (const ShimTable* to = shim()) {
-    return (kVersion < 5 ? to->v4->start : to->v5->start)(context, handle, descriptor);
-  }
+  if (const auto* to = shim<kVersion>()) return to->start(context, handle, descriptor);
   *handle = nullptr;
   if (descriptor == nullptr || (live_page() == nullptr && !is_chained())) return kSuccess;
   Call call;
@@ -65,7 +69,7 @@ Result on_start(void* context, void** handle, Descriptor* descriptor) noexcept {
 template <int kVersion>
 Result on_stop(void* handle) noexcept {
   if (handle == nullptr) return kSuccess;
-  if (const ShimTable* to = shim()) return (kVersion < 5 ? to->v4->stop : to->v5->stop)(handle);
+  if (const auto* to = shim<kVersion>()) return to->stop(handle);
   Call call;
   switch (*static_cast<Kind*>(handle)) {
     case Kind::kProxyStep:
@@ -86,9 +90,10 @@ Result on_stop(void* handle) noexcept {
   return kSuccess;
 }
 
+template <int kVersion>
 Result on_record(void* handle, int state, StateArguments* arguments) noexcept {
   if (handle == nullptr) return kSuccess;
-  if (const ShimTable* to = shim()) return to->v5->record(handle, state, arguments);
+  if (const auto* to = shim<kVersion>()) return to->record(handle, state, arguments);
   Call call;
   chain_record(chained_handle(handle), state, arguments);
   Kind kind = *static_cast<Kind*>(handle);
@@ -145,8 +150,9 @@ Result init_v5(void** context, uint64_t hash, int* mask, const char* name, int n
 }
 
 // Nothing is freed and nothing unmapped: proxies are shared, and what they still say must find its place.
+template <int kVersion>
 Result on_finalize(void* context) noexcept {
-  if (const ShimTable* to = shim()) return to->v5->finalize(context);
+  if (const auto* to = shim<kVersion>()) return to->finalize(context);
   auto* comm = static_cast<Comm*>(context);
   if (comm == nullptr) return kSuccess;
   close_comm(comm);
@@ -176,10 +182,10 @@ extern "C" {
 
 __attribute__((visibility("default"))) paceline::nccl::ProfilerV4 ncclProfiler_v4 = {
     "Paceline",           paceline::nccl::init_v4,   paceline::nccl::on_start<4>,
-    paceline::nccl::on_stop<4>, paceline::nccl::on_record, paceline::nccl::on_finalize};
+    paceline::nccl::on_stop<4>, paceline::nccl::on_record<4>, paceline::nccl::on_finalize<4>};
 
 __attribute__((visibility("default"))) paceline::nccl::ProfilerV5 ncclProfiler_v5 = {
     "Paceline",           paceline::nccl::init_v5,   paceline::nccl::on_start<5>,
-    paceline::nccl::on_stop<5>, paceline::nccl::on_record, paceline::nccl::on_finalize};
+    paceline::nccl::on_stop<5>, paceline::nccl::on_record<5>, paceline::nccl::on_finalize<5>};
 
 }  // extern "C"
