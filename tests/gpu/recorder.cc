@@ -1,5 +1,6 @@
-// A profiler plugin (version 5) that writes down every call of NCCL: the golden traces of tests/unit/nccl.
-// RECORDER_FILE: a line each, THREAD CALL ...; pointers as numbers, descriptors as bytes with their texts behind.
+// A profiler plugin (version 5) that writes down every call it gets: golden traces of NCCL, and a stand-in for NCCL's
+// Inspector behind ours. RECORDER_FILE: a line each, THREAD CALL ...; pointers as numbers, descriptors as bytes with
+// their texts behind. RECORDER_MASK: the events it asks for, else all that are read here. tests/gpu/traces.py reads it.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +31,8 @@ constexpr Texts kTexts[] = {{2, {32, 72, 88, 96}}, {4, {24, 40}}, {512, {24, 40}
 
 int init(void** context, uint64_t hash, int* mask, const char* name, int nodes, int nranks, int rank, void*) {
   std::lock_guard<std::mutex> guard(mutex);
-  *mask = 1 | 2 | 4 | 8 | 16 | 64 | 256 | 512 | 1024 | 2048;
+  const char* asked = getenv("RECORDER_MASK");
+  *mask = asked != nullptr ? atoi(asked) : 1 | 2 | 4 | 8 | 16 | 64 | 256 | 512 | 1024 | 2048;
   *context = reinterpret_cast<void*>(++contexts);
   fprintf(file(), "%ld init %ld %lu %d %d %d %s\n", thread(), contexts, hash, nodes, nranks, rank,
           name != nullptr ? name : "-");

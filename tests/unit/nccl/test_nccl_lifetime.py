@@ -11,8 +11,9 @@ import pytest
 
 from paceline.contracts.codes import DetailLevel, FrameFlag, Source
 from paceline.probe.reader import PageReader
-from tests.unit.nccl.calls import PROXY, SEND_WAIT, USER, Operation, Trace
-from tests.unit.nccl.conftest import StartNccl, compile_all
+from tests.gpu.traces import read_trace
+from tests.unit.nccl.calls import PROXY, SEND_WAIT, USER, Call, Operation, Trace
+from tests.unit.nccl.conftest import ROOT, StartNccl, compile_all
 
 FULL = {"PACELINE_NCCL_TIER": "2", "PACELINE_NCCL_BUDGET_PERCENT": "100"}  # a script calls at full speed
 ENTRIES = 256 | 512 | 1024 | 2048 | 2 | 4
@@ -309,9 +310,7 @@ def test_time_above_the_budget_lowers_the_tier_and_says_so(start_nccl: StartNccl
 
 def test_second_profiler_is_called_with_its_own_handles(start_nccl: StartNccl, tmp_path: Path) -> None:
     recorder = tmp_path / "recorder.so"
-    errors = compile_all(
-        [Path(__file__).parent / "native/recorder.cc"], recorder, ["-fPIC", "-O1"], ["-shared"]
-    )
+    errors = compile_all([ROOT / "tests/gpu/recorder.cc"], recorder, ["-fPIC", "-O1"], ["-shared"])
     assert not errors, errors
     log = tmp_path / "calls"
     process = start_nccl(PACELINE_CHAIN_PROFILER=str(recorder), RECORDER_FILE=str(log), RECORDER_MASK="4094")
@@ -332,29 +331,26 @@ def test_second_profiler_is_called_with_its_own_handles(start_nccl: StartNccl, t
     process.make(trace)
     assert process.mask == 4094 | ENTRIES  # what either of them wants
     assert process.end() == 0
-    lines = log.read_text().splitlines()
-    assert lines[0] == "init 5 12648430 4 0"
-    assert lines[-1] == "finalize"
+    calls = read_trace(log.read_text().splitlines(), process.process.pid).calls  # refuses handles of others
+    first, last = calls[0], calls[-1]
+    assert (first["call"], first["hash"], first["nranks"], first["rank"]) == ("init", 12648430, 4, 0)
+    assert (last["call"], last["context"]) == ("finalize", first["context"])
+    started = {call["handle"]: call for call in calls if call["call"] == "start"}
+    assert {call["context"] for call in started.values()} <= {first["context"], 0}
     # Its own parents: a step names its proxy operation, that names the task, that the call, that the group.
-    parents = {line.split()[2]: line.split()[3] for line in lines if line.startswith("start ")}
-    kinds = {line.split()[2]: int(line.split()[1]) for line in lines if line.startswith("start ")}
-    chains = {
-        tuple(kinds[handle] for handle in _chain(handle, parents))
-        for handle in parents
-        if kinds[handle] in (16, 64)
-    }
-    assert chains == {(16, 8, 2, 512, 256), (64, 2, 512, 256)}
-    assert sum(kind == 64 for kind in kinds.values()) == 4
-    assert sum(line.startswith("start ") for line in lines) == sum(line.startswith("stop ") for line in lines)
-    assert "unknown" not in log.read_text()
+    chains = {_chain(call, started) for call in started.values() if call["type"] in ("ProxyStep", "KernelCh")}
+    assert chains == {
+        ("ProxyStep", "ProxyOp", "Coll", "CollApi", "GroupApi"), ("KernelCh", "Coll", "CollApi", "GroupApi"),
+    }  # fmt: skip
+    assert all(call["parent"] for call in started.values() if call["type"] != "GroupApi")
+    assert sum(call["type"] == "KernelCh" for call in started.values()) == 4
+    assert len(started) == sum(call["call"] == "stop" for call in calls)
 
 
-def _chain(handle: str, parents: dict[str, str]) -> list[str]:
-    found = []
-    while handle != "0":
-        found.append(handle)
-        handle = parents[handle]
-    return found
+def _chain(call: Call, started: dict[int, Call]) -> tuple[str, ...]:
+    """Kinds of an event and of all it descends from."""
+    parent = started.get(call["parent"])
+    return (call["type"], *(_chain(parent, started) if parent is not None else ()))
 
 
 def test_page_of_the_trainer_is_shared(built: Path) -> None:
