@@ -14,6 +14,7 @@ from paceline.contracts.recording import RECORDING_BYTES_MIN
 from paceline.contracts.sizes import parse_size
 from paceline.trainer.nccl_found import Family, FoundNccl, find_nccl, read_conf, shm_bytes
 from paceline.trainer.nccl_plan import Files, NcclPlan, plan_nccl
+from paceline.trainer.settings import is_disabled
 
 EPILOG = """\
 examples:
@@ -111,7 +112,7 @@ def _check(arguments: argparse.Namespace, command: list[str], only_shown: bool) 
 
 def nccl_plan(program: str, environment: Mapping[str, str]) -> NcclPlan:
     """What is turned on for the NCCL that `program` will load."""
-    if environment.get("PACELINE_DISABLED", "0") not in ("", "0"):
+    if is_disabled(environment):
         return plan_nccl(FoundNccl(Family.UNKNOWN, why="not asked"), environment, Files(None, None))
     plugin, shim = native_files()
     files = Files(plugin, shim, read_conf(environment), shm_bytes())
@@ -188,7 +189,7 @@ def warnings(environment: Mapping[str, str], *, own_agent: bool = False) -> list
     except OSError as error:
         if not own_agent:
             found.append(_no_agent(path, error))
-    if environment.get("PACELINE_DISABLED", "0") not in ("", "0"):
+    if is_disabled(environment):
         found.append("PACELINE_DISABLED is set: the job is not observed")
     if environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
         found.append("TORCH_DEVICE_BACKEND_AUTOLOAD=0: torch loads no extension; call attach() in the script")

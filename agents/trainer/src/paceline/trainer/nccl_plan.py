@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.trainer.nccl_found import Family, FoundNccl, Version
+from paceline.trainer.settings import is_disabled
 
 PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
 CHAIN_VARIABLE = "PACELINE_CHAIN_PROFILER"
@@ -91,7 +92,7 @@ class NcclPlan:
 
 def plan_nccl(found: FoundNccl, environment: Mapping[str, str], files: Files) -> NcclPlan:
     """Decide every part; the same inputs give the same plan."""
-    if environment.get("PACELINE_DISABLED", "0") not in ("", "0"):
+    if is_disabled(environment):
         return NcclPlan(found, (Part("NCCL", Reason.DISABLED, "PACELINE_DISABLED is set"),), {})
     if found.family is Family.NONE:
         words = "the torch hook alone observes this job"

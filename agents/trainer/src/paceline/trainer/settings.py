@@ -28,6 +28,11 @@ class TrainerSettings:
     warnings: tuple[str, ...] = ()
 
 
+def is_disabled(environment: Mapping[str, str]) -> bool:
+    """Whether the job is not to be observed at all."""
+    return environment.get("PACELINE_DISABLED", "0") not in ("", "0")
+
+
 def read_settings(environment: Mapping[str, str]) -> TrainerSettings:
     """Settings from `PACELINE_*`; never raises, a bad value is ignored and named in `warnings`."""
     warnings: list[str] = []
@@ -42,7 +47,7 @@ def read_settings(environment: Mapping[str, str]) -> TrainerSettings:
         coordinates = {}
     return TrainerSettings(
         active=environment.get("PACELINE") == "1",
-        disabled=environment.get("PACELINE_DISABLED", "0") not in ("", "0"),
+        disabled=is_disabled(environment),
         socket_path=environment.get(SOCKET_VARIABLE) or default_socket_path(),
         hook=cast(HookChoice, hook),
         job_id=environment.get("PACELINE_JOB_ID", ""),
