@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.agent.settings import AgentSettings
     from paceline.runtime.settings import CommandSettings, HttpSettings, KafkaSettings, TelemetrySettings
-
-BOOTSTRAP_VARIABLE = "PACELINE_KAFKA_BOOTSTRAP"
-KEY_VARIABLES = frozenset({"PACELINE_COMMAND_KEY", "PACELINE_COMMAND_KEY_FILE"})
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,13 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.record is not None:
         return _record(arguments)
     from paceline.agent.settings import AgentSettings
-    from paceline.runtime.local import find_bootstrap, find_command_key
+    from paceline.runtime.local import find_command_settings, find_kafka_settings
     from paceline.runtime.logging import configure_logging
     from paceline.runtime.runner import AppFailed
     from paceline.runtime.settings import (
-        CommandSettings,
         HttpSettings,
-        KafkaSettings,
         LogSettings,
         SettingsError,
         TelemetrySettings,
@@ -60,15 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
     named = {"socket": arguments.socket, "node": arguments.node, "interval_s": arguments.interval}
-    bootstrap = arguments.kafka or (None if BOOTSTRAP_VARIABLE in os.environ else find_bootstrap())
-    kafka_named = {"bootstrap": bootstrap} if bootstrap else {}
-    key_file = None if KEY_VARIABLES & os.environ.keys() else find_command_key()
-    command_named = {} if key_file is None else {"key_file": key_file}
     try:
         settings = load_settings(AgentSettings, **{k: v for k, v in named.items() if v is not None})
-        kafka = load_settings(KafkaSettings, **kafka_named)
+        kafka = find_kafka_settings(arguments.kafka)
         configure_logging(load_settings(LogSettings))
-        command = load_settings(CommandSettings, **command_named)
+        command = find_command_settings()
         command.read_key()  # what is wrong with it is said now
         http, telemetry = load_settings(HttpSettings), load_settings(TelemetrySettings)
     except SettingsError as error:

@@ -5,10 +5,14 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.runtime.settings import CommandSettings, KafkaSettings, load_settings
+
 HOME_VARIABLE = "PACELINE_HOME"
 _BOOTSTRAP_FILE = "bootstrap"
 _COMMAND_KEY_FILE = "command-key"
 _BOOTSTRAP_BYTES_MAX = 1024
+_BOOTSTRAP_VARIABLE = "PACELINE_KAFKA_BOOTSTRAP"
+_KEY_VARIABLES = frozenset({"PACELINE_COMMAND_KEY", "PACELINE_COMMAND_KEY_FILE"})
 
 
 def home_directory(environment: Mapping[str, str] = os.environ) -> Path:
@@ -46,3 +50,17 @@ def find_command_key(environment: Mapping[str, str] = os.environ) -> Path | None
     """The key file that a platform with this home left and that we may read, None where there is none."""
     path = home_directory(environment) / _COMMAND_KEY_FILE
     return path if os.access(path, os.R_OK) else None
+
+
+def find_kafka_settings(bootstrap: str | None) -> KafkaSettings:
+    """With the address that a command was given, else that of the environment, else what a platform with this
+    home left; SettingsError for a wrong setting."""
+    if not bootstrap and _BOOTSTRAP_VARIABLE not in os.environ:
+        bootstrap = find_bootstrap()
+    return load_settings(KafkaSettings, **({"bootstrap": bootstrap} if bootstrap else {}))
+
+
+def find_command_settings() -> CommandSettings:
+    """With the key of the environment, else the file that a platform with this home left."""
+    key_file = None if _KEY_VARIABLES & os.environ.keys() else find_command_key()
+    return load_settings(CommandSettings, **({"key_file": key_file} if key_file else {}))

@@ -83,16 +83,12 @@ async def _measure(arguments: argparse.Namespace) -> "Outcome":
     from paceline.lab.overhead.run import NotMeasured, Overhead, Plan
     from paceline.lab.overhead.wire import KafkaWire
     from paceline.runtime.clock import SystemClock
-    from paceline.runtime.local import find_bootstrap, find_command_key
+    from paceline.runtime.local import find_command_settings, find_kafka_settings
     from paceline.runtime.logging import configure_logging
-    from paceline.runtime.settings import CommandSettings, KafkaSettings, LogSettings, load_settings
+    from paceline.runtime.settings import LogSettings, load_settings
 
     configure_logging(load_settings(LogSettings, level="error"))
-    bootstrap = arguments.kafka or (None if "PACELINE_KAFKA_BOOTSTRAP" in os.environ else find_bootstrap())
-    kafka = load_settings(KafkaSettings, **({"bootstrap": bootstrap} if bootstrap else {}))
-    declared = {"PACELINE_COMMAND_KEY", "PACELINE_COMMAND_KEY_FILE"} & os.environ.keys()
-    key_file = None if declared else find_command_key()
-    key = load_settings(CommandSettings, **({} if key_file is None else {"key_file": key_file})).read_key()
+    kafka, key = find_kafka_settings(arguments.kafka), find_command_settings().read_key()
     if key is None:
         raise NotMeasured("no command key: set PACELINE_COMMAND_KEY or PACELINE_COMMAND_KEY_FILE")
     plan = Plan(
