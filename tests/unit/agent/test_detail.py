@@ -74,11 +74,11 @@ class TestOwnRule:
     [
         (Why.QUIET, None, (DEFAULT, Why.QUIET)),
         (Why.STANDS_STILL, None, (DetailLevel.EDGES, Why.STANDS_STILL)),
-        (Why.QUIET, Asked(DetailLevel.FULL, 10 * S, "c"), (DetailLevel.FULL, Why.COMMAND)),
-        (Why.HOLDS, Asked(DetailLevel.FULL, 10 * S, "c"), (DetailLevel.FULL, Why.COMMAND)),
-        (Why.HOLDS, Asked(DetailLevel.OFF, 10 * S, "c"), (DetailLevel.EDGES, Why.HOLDS)),
-        (Why.QUIET, Asked(DetailLevel.OFF, 10 * S, "c"), (DetailLevel.OFF, Why.COMMAND)),
-        (Why.SPENT, Asked(DetailLevel.FULL, 5 * S, "c"), (DEFAULT, Why.SPENT)),  # its time is over
+        (Why.QUIET, Asked(DetailLevel.FULL, 10 * S), (DetailLevel.FULL, Why.COMMAND)),
+        (Why.HOLDS, Asked(DetailLevel.FULL, 10 * S), (DetailLevel.FULL, Why.COMMAND)),
+        (Why.HOLDS, Asked(DetailLevel.OFF, 10 * S), (DetailLevel.EDGES, Why.HOLDS)),
+        (Why.QUIET, Asked(DetailLevel.OFF, 10 * S), (DetailLevel.OFF, Why.COMMAND)),
+        (Why.SPENT, Asked(DetailLevel.FULL, 5 * S), (DEFAULT, Why.SPENT)),  # its time is over
     ],
 )
 def test_level(why: Why, asked: Asked | None, expected: tuple[DetailLevel, Why]) -> None:

@@ -73,7 +73,6 @@ class Asked:
 
     level: DetailLevel
     until_ns: int
-    command: str
 
 
 def is_standing(view: PageView, now_ns: int, limit_ns: int) -> bool:
@@ -142,14 +141,13 @@ class DetailControl:
         return self._levels.get(key, (DEFAULT, Why.QUIET))
 
     def ask(
-        self, key: JobKey, level: DetailLevel, seconds: float, command: str, now_ns: int,
-        processes: Iterable[Process],
-    ) -> DetailReport:  # fmt: skip
+        self, key: JobKey, level: DetailLevel, seconds: float, now_ns: int, processes: Iterable[Process]
+    ) -> DetailReport:
         """Obey a command that was checked: from now on, and at most DETAIL_S_MAX."""
         living = [process for process in processes if process.page is not None]
         report = _report(living, level, self.level_of(key)[0])
         until_ns = now_ns + int(min(seconds, DETAIL_S_MAX) * 1e9)
-        self._asked[key] = Asked(level, until_ns, command)
+        self._asked[key] = Asked(level, until_ns)
         why = Why.HOLDS if now_ns < self._rules.get(key, OwnRule()).until_ns else Why.QUIET
         self._settle(key, living, why, now_ns)
         return report

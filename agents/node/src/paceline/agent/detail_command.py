@@ -35,5 +35,5 @@ def set_detail(
     if answer is not Answer.ACCEPT:
         return answer, "detail was not set"
     left_s = command.expires_unix_s - now_unix_s
-    report = agent.sampler.detail.ask(job, level, left_s, command.id, clock.monotonic_ns(), living)
+    report = agent.sampler.detail.ask(job, level, left_s, clock.monotonic_ns(), living)
     return answer, report.text()
