@@ -1,6 +1,6 @@
 """NVML as a JSON file tells it (`FAKE_NVML`), read at every call: only getters exist.
 
-`{"gpus": [{"busy": 100, ...}], "hang": 1, "hang_at": "nvmlDeviceGetUUID", "lost": 0, "xids": [[0, 79]]}`.
+`{"gpus": [{"busy": 100, ...}], "hang": 1, "hang_at": "nvmlDeviceGetName", "lost": 0, "xids": [[0, 79]]}`.
 """
 
 import json
@@ -63,11 +63,6 @@ def nvmlDeviceGetHandleByIndex(index: Any) -> Any:
 
 def nvmlDeviceGetIndex(handle: Any) -> Any:
     return handle
-
-
-def nvmlDeviceGetUUID(handle: Any) -> Any:
-    _of(handle, "nvmlDeviceGetUUID")
-    return f"GPU-{handle}"
 
 
 def nvmlDeviceGetName(handle: Any) -> Any:

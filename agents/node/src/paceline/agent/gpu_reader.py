@@ -65,7 +65,6 @@ def _greet(skipped: frozenset[int]) -> dict[int, Any]:
             gpus.append(
                 {
                     "index": index,
-                    "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
                     "name": _text(pynvml.nvmlDeviceGetName(handle)),
                     "pci": _text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
                 }

@@ -48,7 +48,6 @@ class ReaderEnd(str, Enum):
 @dataclass(frozen=True)
 class GpuName:
     index: int
-    uuid: str
     name: str
     pci: str
 
@@ -57,7 +56,6 @@ class GpuName:
 class GpuState:
     """What is known of the GPUs of this node; `names` by index."""
 
-    driver: str = ""
     names: dict[int, GpuName] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)  # pid: index
     silent: dict[int | None, float] = field(default_factory=dict)  # None: NVML as a whole; since, monotonic s
@@ -191,10 +189,11 @@ class GpuWatch:
         return None if kind == "round" else asking
 
     def _greet(self, told: dict[str, Any]) -> None:
-        self.state.driver = str(told["driver"])[:64]
         for each in told["gpus"][:GPUS_MAX]:
-            texts = {key: str(each[key])[:128] for key in ("uuid", "name", "pci")}
+            texts = {key: str(each[key])[:128] for key in ("name", "pci")}
             self.state.names[int(each["index"])] = GpuName(int(each["index"]), **texts)
+        names = [gpu.name for gpu in self.state.names.values()]
+        log.info("gpus", driver=str(told["driver"])[:64], names=names)
         self._answers(None)
 
     def _silent(self, gpu: int | None, words: str) -> None:
