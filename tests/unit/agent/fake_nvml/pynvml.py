@@ -1,6 +1,6 @@
 """NVML as a JSON file tells it (`FAKE_NVML`), read at every call: only getters exist.
 
-`{"gpus": [{"busy": 100, ...}], "hang": 1, "hang_at": "nvmlDeviceGetName", "lost": 0, "xids": [[0, 79]]}`.
+`{"gpus": [{"busy": 100, ...}], "hang": 1, "hang_at": CALL, "lost": 0, "xids": [[0, 79]]}`.
 """
 
 import json
