@@ -63,6 +63,7 @@ async def test_a_window_becomes_a_row_and_no_incident(
     producer, app = Producer(kafka, "test"), IncidentsApp(settings)
     for each in (ear, producer, app):
         await each.start()
+    await ear.caught_up.wait()  # it hears only what comes from then on
 
     async def stored() -> list[int]:
         async with store.transaction() as session:
