@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.agent.marks import MARK_ROUND_BITS, apply_marks
+from paceline.agent.marks import apply_marks
 from paceline.agent.pages import PageView, view_of
 from paceline.contracts.codes import DType, Function, OpState, ReduceOp
+from paceline.contracts.layout import MARK_ROUND_BITS
 from paceline.probe.reader import PageReader
 from paceline.probe.writer import Page
 
