@@ -25,6 +25,7 @@ from paceline.probe.reader import PageReader
 from paceline.probe.snapshot import FrameDetail, PageSnapshot
 from tests.unit.agent.conftest import MemoryPublisher, StartAgent, agent_folder, publisher, start_agent
 from tests.unit.nccl.calls import Trace
+from tests.unit.nccl.scripts import TESTS
 
 __all__ = ["agent_folder", "publisher", "start_agent"]  # fixtures
 
@@ -33,6 +34,7 @@ KERNELS = ROOT / "kernels"
 NATIVE = Path(__file__).parent / "native"
 FLAGS = ("-std=c++17", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
 SANITIZER = ("-fsanitize=thread", "-O0", "-g1", "-Wno-tsan")
+BUILDS = ["normal", "sanitized"]
 RANKS = 4
 STALL_S = 0.4
 
@@ -101,6 +103,32 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "plugin.so").symlink_to(plugin)
     assert not errors, errors
     return folder
+
+
+def build_sanitized(folder: Path) -> Path:
+    """`folder` with `plugin.so` and `harness` under ThreadSanitizer; skips where there is none."""
+    harness, plugin = folder / "harness", folder / "plugin.so"
+    skip_without_sanitizer(
+        build_harness(harness, *SANITIZER) or build_library(plugin, *SANITIZER), harness, plugin
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `plugin.so` and `harness` under ThreadSanitizer."""
+    return build_sanitized(tmp_path_factory.mktemp("tsan"))
+
+
+def watch_races(folder: Path) -> dict[str, str]:
+    """The environment in which ThreadSanitizer writes its reports into `folder`."""
+    return {"TSAN_OPTIONS": f"log_path={folder / 'tsan'} exitcode=66"}
+
+
+def races_in(folder: Path) -> str:
+    """The reports of processes that ran with `watch_races`; empty where there was no race."""
+    reports = "".join(path.read_text() for path in sorted(folder.glob("tsan.*")))
+    return reports[:4000] if "ThreadSanitizer" in reports else ""
 
 
 class NcclProcess:
@@ -200,13 +228,35 @@ class NcclProcess:
 StartNccl = Callable[..., NcclProcess]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The scripts that every plugin has to survive run in both builds."""
+    if metafunc.function.__name__ in TESTS:
+        metafunc.parametrize("build", BUILDS, indirect=True)
+
+
 @pytest.fixture
-def start_nccl(built: Path) -> Iterator[StartNccl]:
+def builds() -> list[str]:
+    return BUILDS
+
+
+@pytest.fixture
+def build(request: pytest.FixtureRequest) -> str:
+    """Which build of plugin and harness `start_nccl` takes."""
+    chosen: str = getattr(request, "param", "normal")
+    return chosen
+
+
+@pytest.fixture
+def start_nccl(build: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StartNccl]:
     """`start_nccl(version=5, plugin=None, **environment)`."""
+    built: Path = request.getfixturevalue("built" if build == "normal" else build)
+    watched = {} if build == "normal" else watch_races(tmp_path)
     processes: list[NcclProcess] = []
 
     def start(version: int = 7, plugin: Path | None = None, **environment: str) -> NcclProcess:
-        process = NcclProcess(plugin or built / "plugin.so", built / "harness", version, environment)
+        process = NcclProcess(
+            plugin or built / "plugin.so", built / "harness", version, {**watched, **environment}
+        )
         processes.append(process)
         return process
 
@@ -214,6 +264,7 @@ def start_nccl(built: Path) -> Iterator[StartNccl]:
     for process in processes:
         process.process.kill()
         process.end()
+    assert not races_in(tmp_path), races_in(tmp_path)
 
 
 @pytest.fixture

@@ -1,15 +1,17 @@
 """An NCCL job without a trainer hook: plugins speak to the real agent over its socket, and the judge reads
 what the agent publishes. Nothing of the agent or the analysis knows that it is NCCL."""
 
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.contracts.batch import RowKind
 from paceline.contracts.codes import FrameFlag, Function, Source
-from paceline.contracts.registry import CommunicatorRecord
+from paceline.contracts.registry import CommunicatorRecord, HealthKind
 from paceline.contracts.verdicts import VerdictClass
 from tests.unit.agent.conftest import MemoryPublisher, StartAgent
 from tests.unit.nccl.calls import RECV_WAIT, SEND_PEER_WAIT, SEND_WAIT, Operation, Trace
@@ -141,6 +143,32 @@ async def test_h3_link_that_carries_nothing(
     verdict = await eventually(lambda: verdict_of(publisher, VerdictClass.H3))
     (root,) = verdict.roots
     assert (root.rank, root.peer_rank) == (1, 2)
+
+
+async def test_t_agent_buries_a_killed_process_and_gives_its_page_back(
+    start_nccl: StartNccl,
+    start_agent: StartAgent,
+    agent_folder: Path,
+    publisher: MemoryPublisher,
+    eventually: Eventually,
+) -> None:
+    """In the middle of its calls: what it wrote last is published, and its page is let go."""
+    agent = await start_agent()
+    job = Job(start_nccl, agent_folder / "agent.sock", PACELINE_NCCL_TIER="2")
+    job.run(3)
+    await eventually(lambda: len(publisher.newest(RowKind.STATE)) == RANKS)
+    victim = job.processes[1].process
+    for _ in range(200):
+        job.traces[1].run(job.contexts[1], rank=1, nranks=RANKS)
+    assert victim.stdin is not None
+    victim.stdin.write(job.traces[1].take().lines(victim.pid))
+    victim.send_signal(signal.SIGKILL)
+    (exit_,) = await eventually(lambda: publisher.health(HealthKind.PROCESS_EXIT))
+    assert (exit_.rank, exit_.exit_code) == (1, -signal.SIGKILL)
+    (dead,) = [process for process in agent.roster.processes.values() if process.hello.rank == 1]
+    assert dead.page is None
+    states = np.concatenate([batch.table(RowKind.STATE) for batch in publisher.batches()])
+    assert states["completed"][states["rank"] == 1].max() >= 3
 
 
 async def test_link_outlives_an_agent_that_comes_late(

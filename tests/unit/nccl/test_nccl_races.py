@@ -6,29 +6,14 @@ import pytest
 
 from paceline.contracts.codes import DetailLevel
 from tests.unit.nccl.calls import PROXY, SEND_WAIT, Trace
-from tests.unit.nccl.conftest import (
-    SANITIZER,
-    NcclProcess,
-    build_harness,
-    build_library,
-    skip_without_sanitizer,
-)
+from tests.unit.nccl.conftest import NcclProcess, races_in, watch_races
 
 FULL = {"PACELINE_NCCL_TIER": "2", "PACELINE_NCCL_BUDGET_PERCENT": "100"}
 
 
-@pytest.fixture(scope="module")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tsan")
-    errors = build_harness(folder / "harness", *SANITIZER) or build_library(folder / "plugin.so", *SANITIZER)
-    skip_without_sanitizer(errors, folder / "harness", folder / "plugin.so")
-    return folder
-
-
 @pytest.mark.parametrize("version", [4, 7])
 def test_no_race_between_threads_and_communicators(sanitized: Path, tmp_path: Path, version: int) -> None:
-    log = tmp_path / "tsan"
-    options = {"TSAN_OPTIONS": f"log_path={log} exitcode=66", **FULL}
+    options = {**watch_races(tmp_path), **FULL}
     with NcclProcess(sanitized / "plugin.so", sanitized / "harness", version, options) as process:
         pid = process.process.pid
         trace = Trace(min(version, 5))
@@ -58,5 +43,4 @@ def test_no_race_between_threads_and_communicators(sanitized: Path, tmp_path: Pa
         assert snapshot.frames["started"].tolist() == [21, 20, 20]
         assert snapshot.process["nccl_dropped"] == 0
         assert process.end() == 0
-    reports = "".join(path.read_text() for path in tmp_path.glob("tsan*"))
-    assert "data race" not in reports, reports[:4000]
+    assert not races_in(tmp_path), races_in(tmp_path)
