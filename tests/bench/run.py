@@ -20,6 +20,7 @@ FAULTS = ("h1", "h2", "h3", "s1")
 PROGRAMS: Mapping[str, Sequence[str]] = {
     "probe_cost": ["tests/bench/probe_cost.py"],
     "nccl_cost": ["-m", "tests.bench.nccl_cost"],
+    "nccl_shim_cost": ["-m", "tests.bench.nccl_shim_cost"],
     "step_time": ["tests/bench/step_time.py"],
     "agent_cost": ["tests/bench/agent_cost.py"],
     "detector_step": ["tests/bench/detector_step.py"],
