@@ -42,6 +42,7 @@ class OrderKind(str, Enum):
     SWITCH = "switch"  # planned: at a step boundary; arguments as PREPARE, and step
     FALLBACK = "fallback"  # stop the child, exit; arguments: requeue ("1" or "0"), reason
     CANCEL = "cancel"  # forget what PREPARE began
+    RELEASE = "release"  # the job has ended, or needs this member no more: stop the child, exit 0
 
 
 class OrderOutcome(str, Enum):
