@@ -42,7 +42,7 @@ _COLUMNS: dict[str, tuple[str, int]] = {  # name -> dtype, values per key
 }
 _ALL_ALIKE, _NOBODY = -1, -2
 # Lateness has half the noise of a duration in a small group, hence a smaller drift to be tolerated.
-_LATE = ChangePolicy(drift=0.65, limit=9.0, noise_min=0.05)
+_LATE = ChangePolicy(drift=0.65, limit=12.0, noise_min=0.05)
 _TOGETHER = ChangePolicy()
 _RISES = 0.3  # of the score of an alarm
 _LAG_STEP = np.float32(0.04)

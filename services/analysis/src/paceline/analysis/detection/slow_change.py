@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 At = tuple[Ints, ...]  # one index array per dimension; the entries are distinct
 _MAD_TO_SIGMA = 1.25  # of a normal distribution: sigma / mean absolute deviation
 _FEW = np.float32(4.5)  # below 20 values the noise may be underestimated by half
+_CALM_BELOW = np.float32(0.5)  # noise units above the mean
 _AGREES = 0.8  # how often a guilty rank comes last
 
 
@@ -30,8 +31,9 @@ class ChangePolicy:
 
     base_values: int = 20  # learned from so many values
     drift: float = 0.8  # noise units a value that are tolerated: half of the smallest rise to be found
-    limit: float = 12.0  # score of an alarm; less than half of it ends one
+    limit: float = 15.0  # score of an alarm; less than half of it ends one
     cap: float = 3.5  # one value counts no more than this
+    calm: float = 1.0  # what a value of less than CALM_BELOW takes off besides: what has risen is seldom calm
     noise_min: float = 0.005  # noise is at least this share of the mean: measuring is not exact
     refresh: float = 0.01  # a normal value moves mean and noise by so much of the difference
 
@@ -76,7 +78,9 @@ class Changes:
         sigma = self._sigma(mean, deviation, seen)
         rise = values - mean
         counted = np.float32(np.sqrt(min(weight, policy.cap)))  # one sample stays weak whatever it averages
-        step = np.minimum(rise / sigma * counted, np.float32(policy.cap)) - np.float32(policy.drift)
+        units = rise / sigma * counted
+        step = np.minimum(units, np.float32(policy.cap)) - np.float32(policy.drift)
+        step -= np.float32(policy.calm) * (units < _CALM_BELOW)
         score = np.where(ready, np.maximum(self._take("score", flat) + step, 0), 0)
         # Not on the way to an alarm. Single outliers are learned too, cut: tails belong to the noise.
         normal = ~ready | (score < 0.5 * policy.limit)
