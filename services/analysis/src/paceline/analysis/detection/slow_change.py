@@ -30,10 +30,10 @@ class ChangePolicy:
     """When a rise of the mean is one."""
 
     base_values: int = 20  # learned from so many values
-    drift: float = 0.8  # noise units a value that are tolerated: half of the smallest rise to be found
-    limit: float = 15.0  # score of an alarm; less than half of it ends one
+    drift: float = 0.65  # noise units a value that are tolerated: half of the smallest rise to be found
+    limit: float = 13.0  # score of an alarm; less than half of it ends one
     cap: float = 3.5  # one value counts no more than this
-    calm: float = 1.0  # what a value of less than CALM_BELOW takes off besides: what has risen is seldom calm
+    calm: float = 2.0  # what a value of less than CALM_BELOW takes off besides: what has risen is seldom calm
     noise_min: float = 0.005  # noise is at least this share of the mean: measuring is not exact
     refresh: float = 0.01  # a normal value moves mean and noise by so much of the difference
 
