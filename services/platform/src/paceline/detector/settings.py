@@ -23,7 +23,7 @@ class DetectorSettings(BaseSettings):
 
     kafka: KafkaSettings = Field(default_factory=KafkaSettings)
     instance: str = Field(default_factory=_default_instance, max_length=200)
-    floor_s: Seconds = 5.0  # a wait younger than this is never a stall
+    floor_s: Seconds = 6.0  # a wait younger than this is never a stall
     dead_floor_s: Seconds = 2.0  # the same once a member is dead or frozen
     warmup_limit_s: Seconds = 120.0
     backstop_s: Seconds = 300.0

@@ -17,7 +17,8 @@ def _phase_limits() -> dict[Phase, float]:
 class StallPolicy:
     """When a wait is a stall."""
 
-    floor_s: float = 5.0  # no undeclared healthy wait in the labelled cases was longer
+    # A pause of 4 s that nobody declares, its spread over the ranks, and a second between samples.
+    floor_s: float = 6.0
     dead_floor_s: float = 2.0  # a member is dead or frozen: waiting cannot help
     warmup_limit_s: float = 120.0  # first step: compilation, lazy connections, data caches
     backstop_s: float = 300.0  # CCL-D's own limit, whoever else progresses
