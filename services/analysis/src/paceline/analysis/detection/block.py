@@ -33,6 +33,7 @@ from paceline.analysis.detection.senders import (
 from paceline.analysis.detection.slow import SlowWatch
 from paceline.analysis.detection.stall import StallView, Times, judge_stalls, may_stall
 from paceline.analysis.detection.suspicion import Suspicion
+from paceline.analysis.detection.usual_wait import learn_usual_wait, longest_wait_ms
 from paceline.contracts.batch import ROW_DTYPES, Batch, BatchFlag, RowKind
 from paceline.contracts.batch_run import BatchRun
 from paceline.contracts.codes import HostWait
@@ -60,6 +61,8 @@ class JobBlock:
         self.world_size = 0  # 0 = unknown
         self.stepless_warm = False
         self.completed_before = 0
+        self.usual_wait_ms = 0
+        self.longest_wait_ms = 0
         self.asked_until_ns = 0
         self.state_published_ns = 0
         self.members = Members(policy.bounds.members_max, policy.bounds.communicators_max)
@@ -302,6 +305,7 @@ class JobBlock:
         if len(self.members) == 0:
             return None
         peers = self._peers()
+        self._learn_wait(peers)
         if not self.suspicion.active and not may_stall(self.members, peers, stall):
             return None
         return judge_stalls(
@@ -310,6 +314,7 @@ class JobBlock:
             self._member_processes(),
             peers,
             self._learned_limits_ms(),
+            self.usual_wait_ms,
             self.gate,
             times,
             stall,
@@ -321,6 +326,14 @@ class JobBlock:
         age_ns = self.now_ns - self.first_ns
         self.stepless_warm = is_stepless_warm(self.members, self.completed_before, age_ns, self.policy.stall)
         self.completed_before = int(self.members.completed.max())
+
+    def _learn_wait(self, peers: Rows) -> None:
+        if self.suspicion.active or self.gate.gate is not Gate.NONE:
+            self.longest_wait_ms = 0
+            return
+        longest_ms = longest_wait_ms(self.members, peers, int(self.policy.stall.floor_s * 1000))
+        self.usual_wait_ms = learn_usual_wait(self.usual_wait_ms, self.longest_wait_ms, longest_ms)
+        self.longest_wait_ms = longest_ms
 
     def _peers(self) -> Rows:
         held = filter(None, map(_EXTRAS, self.senders.values()))

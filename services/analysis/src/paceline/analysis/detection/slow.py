@@ -27,6 +27,7 @@ STEP_ROWS_MAX = 4096  # ranks whose own time is published, those with the larges
 WEAK_ROUNDS = 16  # kept where only the sum of evidence has found something; members up to ...
 WEAK_MEMBERS_MAX = 1024
 _PUBLISH_S = 5
+_FOLLOWED_NATS = 1e-6  # a row without evidence still says that somebody looked for it; 0 says that nobody did
 _UNEXPLAINED_S = 2  # a longer step without a slow key yet
 
 
@@ -310,7 +311,8 @@ class SlowWatch:
         row["reduce_op"], row["in_turn_s"] = key.reduce_op, min(key.in_turn_s, 65535)
         steady = float(keys.nats[at]) >= keys.identity_limit
         row["late_rank"] = max(int(keys.suspect[at]), -1) if steady else -1
-        row["late_nats"], row["usual_late_ns"] = keys.nats[at], max(int(keys.late.mean[at]), 0)
+        row["late_nats"] = max(float(keys.nats[at]), _FOLLOWED_NATS)
+        row["usual_late_ns"] = max(int(keys.late.mean[at]), 0)
         weights = self.steps.weights(len(keys.comms))
         row["rounds_per_step"] = weights.rounds_per_step[at[0]]
         row["step_ms"] = self.steps.step_ns / 1e6

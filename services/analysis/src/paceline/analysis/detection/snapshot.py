@@ -24,7 +24,7 @@ from paceline.analysis.detection.suspicion import Suspicion, Tracked
 from paceline.contracts.batch import ROW_DTYPES, STATE_ROW, RowKind
 
 MAGIC = 0x31534C50  # "PLS1"
-VERSION = 1
+VERSION = 2
 CHUNK_BYTES_MAX = 900_000
 RAW_BYTES_MAX = 512 * 1024 * 1024
 # magic, version, chunk, chunks, partition, id, raw bytes, saved (unix s), crc32 of the part, spare
@@ -43,6 +43,8 @@ _SCALARS = (
     "world_size",
     "stepless_warm",
     "completed_before",
+    "usual_wait_ms",
+    "longest_wait_ms",
     "asked_until_ns",
     "state_published_ns",
 )

@@ -68,11 +68,15 @@ def judge_stalls(
     process_of: Ints,
     peers: Rows,
     learned_ms: Ints,
+    usual_ms: int,
     gate: GateView,
     times: Times,
     policy: StallPolicy,
 ) -> StallView:
-    """`process_of`: position of each member's process, -1 unknown; `learned_ms`: limit per communicator."""
+    """`process_of`: position of each member's process, -1 unknown.
+
+    `learned_ms`: limit per communicator; `usual_ms`: longest wait of the job while all is well.
+    """
     starts = members.starts
     marks = np.zeros(len(members), np.uint16)
     if processes.marks.any():  # else nobody has one, and nothing has to be looked up
@@ -88,7 +92,7 @@ def judge_stalls(
     age_ms = np.maximum(collective_age, pair_age)
     still = group_min(np.where(live, members.still, np.uint8(255)), starts)
     limit_ms, reason, effective = _limits(
-        age_ms, pair_age > collective_age, marks, starts, learned_ms, gate, times, policy
+        age_ms, pair_age > collective_age, marks, starts, learned_ms, usual_ms, gate, times, policy
     )
     stalled = (age_ms > 0) & (effective >= limit_ms) & (still >= policy.still_samples_min)
     backstop_ms = int(policy.backstop_s * 1000)
@@ -135,15 +139,17 @@ def _limits(
     marks: U16,
     starts: Ints,
     learned_ms: Ints,
+    usual_ms: int,
     gate: GateView,
     times: Times,
     policy: StallPolicy,
 ) -> tuple[Ints, U8, Ints]:
     """Limit, reason and the age to compare with it, for each communicator; later rules win."""
     floor_ms, dead_ms = int(policy.floor_s * 1000), int(policy.dead_floor_s * 1000)
-    limit = np.maximum(learned_ms, floor_ms)
+    patient_ms = floor_ms + min(usual_ms, floor_ms)
+    limit = np.maximum(learned_ms, patient_ms)
     reason = np.where(is_pair, Reason.P2P_NO_PROGRESS, Reason.NO_PROGRESS).astype(np.uint8)
-    reason[limit > floor_ms] = Reason.LEARNED_LIMIT
+    reason[limit > patient_ms] = Reason.LEARNED_LIMIT
     # a wait that began under a gate is timed from the end of the gate
     effective = np.minimum(age_ms, times.since_gate_ms)
 
