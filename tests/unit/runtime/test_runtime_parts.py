@@ -20,6 +20,7 @@ from paceline.runtime.handling import (
     after_failure,
     each,
     each_event,
+    only,
 )
 from paceline.runtime.kafka import KafkaUnavailable, client_options
 from paceline.runtime.progress import Progress, ProgressWatch
@@ -278,6 +279,21 @@ async def test_each_event_rejects_garbage_and_hands_on_events() -> None:
     assert got == [HEALTH]
     assert bad is not None
     assert len(bad) == 2
+
+
+async def test_records_of_another_known_type_belong_to_somebody_else_and_garbage_to_nobody() -> None:
+    got: list[HealthEvent] = []
+
+    async def handle(headers: object, value: HealthEvent) -> None:
+        got.append(value)
+
+    batch = []
+    for offset, name in enumerate((EventType.HEALTH.value, EventType.RECOVERY_REPORT.value, "colour")):
+        headers, data = encode_event(HEALTH, event_type=name, source="s", event_id="i", unix_s=0.0)
+        batch.append(record(data if name == EventType.HEALTH.value else b"{}", offset, headers))
+    bad = await only(EventType.HEALTH, each_event(HealthEvent, "health", handle))(batch)
+    assert got == [HEALTH]
+    assert [item.record.offset for item in bad or ()] == [2]
 
 
 # dead letters

@@ -16,6 +16,13 @@ class CommandKind(str, Enum):
     SET_PACE = "set_pace"
     FREEZE_EVIDENCE = "freeze_evidence"
     FENCE = "fence"
+    # Orders for supervisors, relayed by the agent of their node (`contracts.recovery`).
+    REBUILD = "rebuild"
+    RETRY = "retry"
+    PREPARE = "prepare"
+    SWITCH = "switch"
+    FALLBACK = "fallback"
+    CANCEL = "cancel"
 
 
 class CommandOutcome(str, Enum):

@@ -18,6 +18,7 @@ class EventType(str, Enum):
     JOB_RECORD = "dev.paceline.job.recorded.v1"
     NODE_RECORD = "dev.paceline.job.node_recorded.v1"
     COMMUNICATOR_RECORD = "dev.paceline.job.communicator_recorded.v1"
+    MEMBER_RECORD = "dev.paceline.job.member_recorded.v1"
     HEALTH = "dev.paceline.health.observed.v1"
     VERDICT = "dev.paceline.verdict.recorded.v1"
     SCALING = "dev.paceline.scaling.judged.v1"
@@ -28,6 +29,7 @@ class EventType(str, Enum):
     INCIDENT_REOPENED = "dev.paceline.incident.reopened.v1"
     COMMAND = "dev.paceline.command.issued.v1"
     COMMAND_RESULT = "dev.paceline.command.finished.v1"
+    RECOVERY_REPORT = "dev.paceline.recovery.reported.v1"
     EVIDENCE = "dev.paceline.evidence.shipped.v1"
 
     @property

@@ -39,7 +39,7 @@ class OrderKind(str, Enum):
     REBUILD = "rebuild"  # arguments: store, members, reason
     RETRY = "retry"  # transient: the same members on a new generation; arguments as REBUILD
     PREPARE = "prepare"  # planned: get ready in the background; arguments: store, members, leaver, joiner
-    SWITCH = "switch"  # planned: at a step boundary; arguments as PREPARE, and step
+    SWITCH = "switch"  # planned: at the next step boundary that all can reach; arguments as PREPARE
     FALLBACK = "fallback"  # stop the child, exit; arguments: requeue ("1" or "0"), reason
     CANCEL = "cancel"  # forget what PREPARE began
     RELEASE = "release"  # the job has ended, or needs this member no more: stop the child, exit 0
@@ -48,8 +48,9 @@ class OrderKind(str, Enum):
 class OrderOutcome(str, Enum):
     DONE = "done"
     REFUSED = "refused"
-    FAILED = "failed"
+    FAILED = "failed"  # another try may help
     EXPIRED = "expired"
+    LOST = "lost"  # no copy of some state is left: only the checkpoint on disk helps
 
 
 class RecoveryPhase(str, Enum):

@@ -1,6 +1,7 @@
 """Registry records of `paceline.jobs.v1` (compacted), and health events of `paceline.health.v1`.
 
-Three keys, so that compaction loses nobody's part: `job`, `job:node` and `job:communicator`.
+Keys, so that compaction loses nobody's part: `job`, `job:node`, `job:communicator`, and `job:member:ID` of
+`contracts.repair`.
 """
 
 from dataclasses import dataclass, field
@@ -159,3 +160,5 @@ class HealthEvent:
     code: int | None = None  # for example the Xid
     message: str = ""
     device: str = ""  # of a port or switch: mlx5_0/1, nvswitch2
+    member: str = ""  # the supervisor that reported the end of its child
+    pid_start: int | None = None

@@ -15,6 +15,7 @@ from paceline.contracts.commands import Command, CommandResult
 from paceline.contracts.events import IncidentEvent
 from paceline.contracts.evidence import EvidencePart
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
+from paceline.contracts.repair import MemberRecord, RecoveryReport
 from paceline.contracts.scaling import ScalingRecord
 from paceline.contracts.verdicts import VerdictRecord
 
@@ -24,12 +25,14 @@ SCHEMA_TYPES: tuple[type, ...] = (
     JobRecord,
     NodeRecord,
     CommunicatorRecord,
+    MemberRecord,
     HealthEvent,
     VerdictRecord,
     ScalingRecord,
     IncidentEvent,
     Command,
     CommandResult,
+    RecoveryReport,
     EvidencePart,
 )
 

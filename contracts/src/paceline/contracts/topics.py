@@ -25,7 +25,7 @@ class Topic:
         return {"retention.ms": str(self.retention_ms), "max.message.bytes": "1048576"}
 
 
-JOBS = Topic("paceline.jobs.v1", 8, True, 0, "job | job:node | job:communicator", False)
+JOBS = Topic("paceline.jobs.v1", 8, True, 0, "job | job:node | job:communicator | job:member:ID", False)
 FRAMES = Topic("paceline.frames.v1", 16, False, 60 * MINUTE_MS, "job:shard", True)
 HEALTH = Topic("paceline.health.v1", 8, False, 7 * DAY_MS, "job | node", False)
 SIGNALS = Topic("paceline.signals.v1", 8, False, DAY_MS, "job", True)

@@ -17,6 +17,7 @@ from paceline.contracts.commands import CommandResult
 from paceline.contracts.events import EventType
 from paceline.contracts.evidence import EvidencePart
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
+from paceline.contracts.repair import MemberRecord, RecoveryReport
 from paceline.contracts.topics import JOBS, Topic
 
 EVENTS_MAX = 10_000
@@ -30,7 +31,16 @@ RETRY_S_MAX = 4.0
 FRAME_DROPS = ("memory_full", "frames_full", "ring_overwritten", "backlog_too_old", "rejected")
 _KEY_LENGTH = struct.Struct("<H")
 
-EventValue = JobRecord | NodeRecord | CommunicatorRecord | HealthEvent | CommandResult | EvidencePart
+EventValue = (
+    JobRecord
+    | NodeRecord
+    | CommunicatorRecord
+    | MemberRecord
+    | HealthEvent
+    | CommandResult
+    | RecoveryReport
+    | EvidencePart
+)
 
 
 class PublishError(Exception):

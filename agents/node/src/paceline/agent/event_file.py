@@ -13,6 +13,7 @@ from paceline.agent.state_file import StateFile
 from paceline.contracts.commands import CommandResult
 from paceline.contracts.events import EventType
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
+from paceline.contracts.repair import MemberRecord, RecoveryReport
 from paceline.contracts.schemas import ContractError, dump_json, load_json
 from paceline.contracts.topics import COMMAND_RESULTS, HEALTH, JOBS
 
@@ -20,10 +21,16 @@ _KINDS: dict[EventType, type[EventValue]] = {
     EventType.JOB_RECORD: JobRecord,
     EventType.NODE_RECORD: NodeRecord,
     EventType.COMMUNICATOR_RECORD: CommunicatorRecord,
+    EventType.MEMBER_RECORD: MemberRecord,
     EventType.HEALTH: HealthEvent,
     EventType.COMMAND_RESULT: CommandResult,
+    EventType.RECOVERY_REPORT: RecoveryReport,
 }
-_TOPICS = {EventType.HEALTH: HEALTH, EventType.COMMAND_RESULT: COMMAND_RESULTS}  # of all others: JOBS
+_TOPICS = {  # of all others: JOBS
+    EventType.HEALTH: HEALTH,
+    EventType.COMMAND_RESULT: COMMAND_RESULTS,
+    EventType.RECOVERY_REPORT: COMMAND_RESULTS,
+}
 
 FEW_EVENTS = 64  # are written at every sample; the thousands of a long outage cost 100 ms each time
 MANY_SAVED_EVERY_NS = 5 * 10**9

@@ -24,7 +24,7 @@ from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.cloud_events import EventHeaders, decode_event, decode_headers
 from paceline.runtime.consumer import Consumer
-from paceline.runtime.handling import RetryPolicy, each_event
+from paceline.runtime.handling import RetryPolicy, each_event, only
 from paceline.runtime.logging import get_logger
 from paceline.runtime.metrics import count, gauge, observe
 from paceline.runtime.options import ConsumerOptions
@@ -93,7 +93,7 @@ class IncidentsApp:
         )  # fmt: skip
         self._results = Consumer(
             settings.kafka, [COMMAND_RESULTS], RESULTS_GROUP,
-            each_event(CommandResult, "command-result", self._handle_result),
+            only(EventType.COMMAND_RESULT, each_event(CommandResult, "command-result", self._handle_result)),
             producer=self._producer, options=options, clock=self._clock,
         )  # fmt: skip
         self._consumers = (self._jobs, self._verdicts, self._findings, self._evidence, self._results)
@@ -169,8 +169,8 @@ class IncidentsApp:
         rows: list[NodeRecord | CommunicatorRecord] = []
         jobs: list[JobRecord] = []
         for record in records:
-            if record.is_tombstone:
-                continue
+            if record.is_tombstone or record.header("ce_type") == EventType.MEMBER_RECORD.value:
+                continue  # supervisors are the remediator's
             try:
                 value = read_registry(record)
             except ContractError as error:

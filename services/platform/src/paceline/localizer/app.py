@@ -99,8 +99,8 @@ class LocalizerApp:
     async def _handle_jobs(self, records: Sequence[Record]) -> Sequence[BadRecord]:
         bad: list[BadRecord] = []
         for record in records:
-            if record.is_tombstone:
-                continue
+            if record.is_tombstone or record.header("ce_type") == EventType.MEMBER_RECORD.value:
+                continue  # supervisors are the remediator's
             kind = _REGISTRY.get(record.header("ce_type"))
             if kind is None:
                 bad.append(BadRecord(record, f"ce_type {record.header('ce_type')!r} is no registry record"))

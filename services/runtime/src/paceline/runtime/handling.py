@@ -9,6 +9,7 @@ from typing import TypeVar
 from opentelemetry.trace import SpanKind
 
 from paceline.contracts.batch import BatchError
+from paceline.contracts.events import EventType
 from paceline.contracts.schemas import ContractError
 from paceline.runtime.clock import Clock
 from paceline.runtime.cloud_events import EventHeaders, decode_event
@@ -169,3 +170,14 @@ def each_event(kind: type[T], name: str, handle_one: Callable[[EventHeaders, T],
             await handle_one(headers, value)
 
     return each(handle_record)
+
+
+def only(kind: EventType, handle: Handle) -> Handle:
+    """`handle` for the records of one CloudEvents type on a topic that carries several. Those of another
+    known type belong to somebody else; what has no known type is handled, and so becomes a dead letter."""
+    others = {each.value for each in EventType} - {kind.value}
+
+    async def handle_some(records: Sequence[Record]) -> Sequence[BadRecord] | None:
+        return await handle([record for record in records if record.header("ce_type") not in others])
+
+    return handle_some

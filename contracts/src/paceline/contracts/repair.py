@@ -1,0 +1,140 @@
+"""Repair on the wire between agents and the remediator, and the words that tables and API share.
+
+`MemberRecord` stands on `paceline.jobs.v1` (key `job:member:ID`), `RecoveryReport` on
+`paceline.command-results.v1` beside the results of commands (docs/adr/0043-remediation.md). Standard
+library only.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, Role, Support
+
+
+class RepairState(str, Enum):
+    """Where a job stands; one recovery at a time."""
+
+    HEALTHY = "healthy"
+    PREPARING = "preparing"  # a standby is waited for, or a planned switch gets ready
+    READY = "ready"  # everything is there: approval, evidence or the switch is waited for
+    FENCING = "fencing"
+    REBUILDING = "rebuilding"
+    RESTORING = "restoring"
+    RESUMED = "resumed"  # every member has finished a step of the new generation
+    FALLBACK = "fallback"  # explicitly given up: the checkpoint on disk, and a person
+
+
+class ActionStatus(str, Enum):
+    """What became of a proposal."""
+
+    PROPOSED = "proposed"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    DISPATCHED = "dispatched"
+    OBSERVING = "observing"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ROLLED_BACK = "rolled_back"
+
+    @property
+    def is_over(self) -> bool:
+        return self not in (
+            ActionStatus.PROPOSED,
+            ActionStatus.APPROVED,
+            ActionStatus.DISPATCHED,
+            ActionStatus.OBSERVING,
+        )
+
+    @property
+    def is_under_way(self) -> bool:
+        return self in (ActionStatus.DISPATCHED, ActionStatus.OBSERVING)
+
+
+class RepairMode(str, Enum):
+    OBSERVE = "observe"  # says what it would do
+    APPROVE = "approve"  # does it once a person agrees
+    AUTO = "auto"
+
+
+class RepairCause(str, Enum):
+    """Classes of faults, to which policies give modes."""
+
+    PROCESS_EXIT = "process_exit"
+    NODE_LOST = "node_lost"
+    FROZEN = "frozen"
+    HARDWARE = "hardware"
+    HANG = "hang"  # no progress, and nothing says that hardware is why
+    TRANSIENT = "transient"
+    SLOW = "slow"
+    SOFTWARE = "software"  # H1, H2, a deadlock: stacks and an owner, never a swap
+    REQUESTED = "requested"  # by a person or a program
+
+
+class RepairKind(str, Enum):
+    SWAP = "swap"  # a standby takes the place of a member that is gone
+    PLANNED_SWAP = "planned_swap"  # it takes the place of a living one, at a step boundary
+    RETRY = "retry"  # the same members on a new generation
+    STACK_CAPTURE = "stack_capture"
+    FALLBACK = "fallback"
+
+
+@dataclass(frozen=True)
+class MemberRecord:
+    """A supervisor as its node's agent knows it; `left` once it is gone."""
+
+    job: str
+    attempt: str
+    member: str
+    node: str
+    role: Role
+    rank: int
+    pid: int
+    child_pid: int
+    child_pid_start: int
+    generation: int
+    step: int
+    store: str
+    replica: str
+    failure_domain: str
+    ready: bool
+    world_size: int
+    support: Support
+    lease_s: float  # it stops its child so long after the last word of the agent; 0: it never does
+    left: bool
+    at_unix_s: float
+
+
+class ReportKind(str, Enum):
+    RESULT = "result"
+    PHASE = "phase"
+    ERROR = "error"  # the training process lives and met an error
+
+
+@dataclass(frozen=True)
+class RecoveryReport:
+    """What one member says of one order, of one phase, or of an error. Fields that do not belong to the kind
+    are empty."""
+
+    id: str
+    kind: ReportKind
+    node: str
+    job: str
+    attempt: str
+    member: str
+    rank: int
+    generation: int
+    at_unix_s: float
+    command: str = ""  # that the order came with
+    outcome: OrderOutcome | None = None
+    phase: RecoveryPhase | None = None
+    duration_ms: float = 0.0
+    step: int = -1
+    replayed: int = 0
+    bytes: int = 0
+    message: str = ""
+
+
+def member_key(job: str, member: str) -> str:
+    """Key of a `MemberRecord`; no node and no communicator has such a name."""
+    return f"{job}:member:{member}"

@@ -1,0 +1,1 @@
+"""Decides about repair: policy, approval, state machine (docs/adr/0043-remediation.md)."""
