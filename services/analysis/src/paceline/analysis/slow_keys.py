@@ -22,7 +22,7 @@ Times = npt.NDArray[np.float64]
 _AGREE = 0.8  # of the rounds at hand name the same rank ...
 _NATS_MIN = 4.0  # ... and by chance they would do so once in 50 times
 _IN_TURN = 0.6
-_IN_TURN_S = 30
+IN_TURN_S = 30  # everybody pauses once in a while
 _CONSTANT = 0.5  # of today's lateness was there from the first round on
 
 
@@ -71,10 +71,9 @@ class SlowKey:
         by_chance = (times - 1) * np.log(max(len(self.ranks), 2))
         return bool(times >= _AGREE * self.rounds and by_chance >= _NATS_MIN + np.log(communicators))
 
-    @property
-    def is_rotating(self) -> bool:
-        """Different ranks come last, in enough rounds and for long enough to say so."""
-        if float(self.row["late_nats"]) > 0 and int(self.row["in_turn_s"]) < _IN_TURN_S:
+    def is_in_turn(self, since_s: int, least_s: int = IN_TURN_S) -> bool:
+        """Different ranks come last, in enough rounds; `since_s`: for so long somewhere in the job."""
+        if float(self.row["late_nats"]) > 0 and since_s < least_s:
             return False
         return len(self.late) >= 2 and self.late.most_common(1)[0][1] <= _IN_TURN * self.rounds
 

@@ -45,8 +45,11 @@ def slow(situation: Situation) -> Finding | None:
     transfer = [key for key in keys if key.share <= policy.beta and key.slow.links]
     key = _first_cause(situation, keys, own)
     steady = key.is_steady(policy.slow_rounds_min, evidence.communicators)
+    # What comes in turn does so in the whole job, though not every key shows it for as long.
+    since_s = max(int(other.row["in_turn_s"]) for other in keys)
+    rotating = key.is_in_turn(since_s)
     if key.share >= policy.alpha:
-        in_turn = key.is_rotating and not steady
+        in_turn = key.is_in_turn(since_s, least_s=1) and not steady  # own times then rise by turns as well
         if own.guilty and key.late_rank not in own.guilty and not in_turn:
             return _late(situation, key, keys, own.guilty[0], own)
         made = own.explains(key.late_rank, key.lateness_us)
@@ -59,13 +62,13 @@ def slow(situation: Situation) -> Finding | None:
             return _late(situation, key, keys, key.late_rank, own)
         if transfer:
             return _link(situation, max(transfer, key=_cost), keys, None)
-        if steady or not key.is_rotating:
+        if steady or not rotating:
             return _unexplained(situation, key, keys, steady)
         return _rotating(situation, key, keys)
     if key.share <= policy.beta:
         return _link(situation, key, keys, None)
     if not key.is_steady(policy.slow_rounds_min):
-        if key.judged < policy.slow_window and key.slow.links and not key.is_rotating:
+        if key.judged < policy.slow_window and key.slow.links and not rotating:
             return _unexplained(situation, key, keys, steady=False)  # the next rounds say who is late
         return _link(situation, key, keys, None)
     if key.slow.even and own.explains(key.late_rank, key.lateness_us) is not False:
