@@ -1,0 +1,45 @@
+"""All ranks decide alike from one sum, whoever is ready when."""
+
+import math
+import random
+import struct
+
+import pytest
+
+from paceline.trainer.switch.agree import VOTERS_MAX, Ballot, Decision, Preparing
+
+
+def float32(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def test_switch_only_when_everybody_is_ready_and_cancel_when_anybody_failed() -> None:
+    draw = random.Random(0)
+    for _ in range(2000):
+        ballot = Ballot(draw.randint(1, 64))
+        states = [draw.choice((Preparing.READY,) * 8 + tuple(Preparing)) for _ in range(ballot.voters)]
+        decision = ballot.decide(sum(ballot.vote(state) for state in states))
+        if Preparing.FAILED in states:
+            assert decision is Decision.CANCEL
+        else:
+            everybody = all(state is Preparing.READY for state in states)
+            assert decision is (Decision.SWITCH if everybody else Decision.GO_ON)
+
+
+def test_one_failure_outweighs_all_others_in_float32() -> None:
+    ballot = Ballot(VOTERS_MAX)
+    total = float32(ballot.vote(Preparing.FAILED) + (VOTERS_MAX - 1) * ballot.vote(Preparing.READY))
+    assert ballot.decide(total) is Decision.CANCEL
+    assert ballot.decide(float32(VOTERS_MAX - 1)) is Decision.GO_ON
+    assert ballot.decide(float32(VOTERS_MAX)) is Decision.SWITCH
+
+
+@pytest.mark.parametrize("total", [math.nan, math.inf, 0.5, 5.0])
+def test_a_sum_that_votes_cannot_give_never_switches(total: float) -> None:
+    assert Ballot(4).decide(total) is Decision.UNREADABLE
+
+
+@pytest.mark.parametrize("voters", [0, VOTERS_MAX + 1])
+def test_voters_are_bounded(voters: int) -> None:
+    with pytest.raises(ValueError, match="voters"):
+        Ballot(voters)
