@@ -1,0 +1,93 @@
+"""Names of what is protected: shards, their copies, and the members that hold them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from paceline.trainer.protection.errors import ProtectionError
+
+RANK_MAX = 1 << 20
+
+
+class Place(str, Enum):
+    """Where a copy lies, seen from its holder."""
+
+    OWN = "own"
+    REPLICA = "replica"
+
+
+class Part(str, Enum):
+    """The two halves of a rank's state.
+
+    SHARED: equal on all ranks of a replica set, so each of them is a copy (parameters under data
+    parallelism). OWN: nobody else has it (optimizer shard, buffers, random numbers, positions), so it
+    travels to the neighbour.
+    """
+
+    SHARED = "shared"
+    OWN = "own"
+
+
+@dataclass(frozen=True)
+class ShardIdentity:
+    """Who a rank is logically; a standby takes over the identity of the rank it replaces.
+
+    `replica_set` names the ranks that hold equal parameters (same tensor and pipeline coordinates).
+    `layout` is anything that changes when shards are cut differently, such as "dp4-tp2": a copy of
+    another layout is never applied.
+    """
+
+    job: str
+    rank: int
+    replica_set: str = "0"
+    layout: str = ""
+
+    def shard(self, part: Part) -> str:
+        """Name of a logical shard, equal on all members of the job."""
+        owner = f"rank/{self.rank}" if part is Part.OWN else f"set/{self.replica_set}"
+        return f"{owner}@{self.layout}" if self.layout else owner
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank of a generation: where its replica server listens and what fails together with it."""
+
+    rank: int
+    replica: str
+    failure_domain: str
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> "Member":
+        """From an entry of a rebuild command's `members`; other keys are ignored."""
+        rank, replica, domain = value.get("rank"), value.get("replica"), value.get("failure_domain", "")
+        if type(rank) is not int or not 0 <= rank < RANK_MAX:
+            raise ProtectionError(f"members: rank is {rank!r}, expected 0 to {RANK_MAX - 1}")
+        if not isinstance(replica, str) or not isinstance(domain, str):
+            raise ProtectionError(f"members: replica and failure_domain of rank {rank} must be strings")
+        return Member(rank, replica, domain or replica.rpartition(":")[0])
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One copy of one shard at one step, as its holder announces it."""
+
+    shard: str
+    step: int
+    generation: int
+    checksum: str
+    place: Place
+    bytes: int
+    sealed: bool = True
+
+    def to_json(self) -> list[Any]:
+        return [self.shard, self.step, self.generation, self.checksum, self.place.value, self.bytes]
+
+    @staticmethod
+    def from_json(value: Any) -> "Holding":
+        kinds = (str, int, int, str, str, int)
+        if not isinstance(value, list) or [type(item) for item in value] != list(kinds):
+            raise ProtectionError(
+                f"holding: expected [shard, step, generation, checksum, place, bytes]: {value!r}"
+            )
+        return Holding(value[0], value[1], value[2], value[3], Place(value[4]), value[5])

@@ -1,0 +1,280 @@
+"""Protection of one rank, step by step: the object that the training loop talks to."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from paceline.trainer.guard import Guard
+from paceline.trainer.protection import copier, ring
+from paceline.trainer.protection.copier import Copier, Stream
+from paceline.trainer.protection.identity import Holding, Member, Part, Place, ShardIdentity
+from paceline.trainer.protection.replica import Generation, Server, settle
+from paceline.trainer.protection.slots import NEVER, Slot, Slots
+from paceline.trainer.protection.state import Protected, Snapshot
+
+log = logging.getLogger("paceline.protection")
+
+CHECK_S = 0.002  # how often a waiting training thread looks whether its generation has ended
+NOTICED_STALL_S = 0.0001  # a shorter wait is the lock itself
+Clock = Callable[[], float]
+
+
+@dataclass
+class Counters:
+    """What protection did and cost since the start; seconds are those of the training thread."""
+
+    protected: int = 0
+    skipped: int = 0
+    overruns: int = 0
+    stall_s: float = 0.0
+    stall_max_s: float = 0.0
+    capture_s: float = 0.0
+    timeouts: int = 0
+    bytes_own: int = 0
+    bytes_shared: int = 0
+
+
+class Protector:
+    """Copies the state after each step, has the neighbour keep what is this rank's alone.
+
+    Nothing here raises into training, with one exception that the caller asks for: `check` is called
+    while `before_write` waits, and what it raises ends the wait (a generation that has ended).
+
+    A gate before the optimizer's step keeps the promise of one replayed step: the copy of the step before
+    is complete and committed by then. It is hung on the optimizers by itself; where none of the protected
+    objects is a torch optimizer, `begin_step` is the gate. What it waits is an overrun, counted and logged.
+    After `stall_max_s` it lets training go on, and the last committed copies stay as they are.
+    """
+
+    def __init__(
+        self,
+        protected: Protected,
+        identity: ShardIdentity | None = None,
+        *,
+        clock: Clock = time.monotonic,
+        interval_steps: int = 1,
+        check: Callable[[], None] | None = None,
+        stall_max_s: float = 30.0,
+        host: str = "127.0.0.1",
+        advertise: str = "",
+    ) -> None:
+        if interval_steps < 1:
+            raise ValueError(f"interval_steps is {interval_steps}, expected at least 1")
+        self.protected = protected
+        self.identity = identity
+        self.counters = Counters()
+        self.guard = Guard()
+        self.history: list[tuple[int, int]] = []
+        self.finished = NEVER
+        self.interval_steps = interval_steps
+        self._clock, self._check, self._stall_max_s = clock, check, stall_max_s
+        on_device = _on_device(protected)
+        self.own = Slots(Place.OWN, on_device)
+        self.kept = Slots(Place.REPLICA, on_device)
+        self._stream = Stream(on_device)
+        self._copier = Copier(self.guard.trip)
+        self._server = Server(host, advertise)
+        self._generation: Generation | None = None
+        self._members: Sequence[Member] = ()
+        self._changed = threading.Condition()
+        self._copying = False  # live tensors are being read
+        self._sealing = False  # ... or their copy is not sealed yet
+        self._captured = NEVER
+        self._behind = ""
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_optimizer) for optimizer in protected.optimizers
+        ]
+
+    @property
+    def endpoint(self) -> str:
+        """host:port of this rank's replica server, for the other members."""
+        return self._server.endpoint
+
+    @property
+    def generation(self) -> int:
+        return self._generation.number if self._generation is not None else NEVER
+
+    def join(self, identity: ShardIdentity, members: Sequence[Member], key: bytes, generation: int) -> None:
+        """Enter a generation: from now on copies go to its ring, and older ones are refused.
+
+        A standby gets its identity here. Copies that this rank has are offered to the new ring again.
+        """
+        if generation <= self.generation:
+            raise ValueError(f"generation {generation} is not newer than {self.generation}")
+        self.leave()
+        self.identity, self._members, self._behind = identity, tuple(members), ""
+        current = Generation(identity, members, key, generation, self.kept, self._note_commit)
+        self._generation = self._server.generation = current
+        current.start()
+        newest = self.own.at(self.own.newest(), identity.shard(Part.OWN))
+        self._captured = newest.record.step if newest is not None and newest.record is not None else NEVER
+        if newest is not None:
+            current.offer(newest)
+
+    def leave(self) -> None:
+        """End the traffic of the current generation; copies stay."""
+        if self._generation is not None:
+            self._generation.close()
+
+    def close(self) -> None:
+        """End everything; the optimizers are as before."""
+        for hook in self._hooks:
+            hook.remove()
+        self.leave()
+        self._server.close()
+        self._copier.close()
+
+    def begin_step(self) -> None:
+        """At the start of a step; waits only where no optimizer tells when it is going to write."""
+        if not self._hooks:
+            self.before_write()
+
+    def before_write(self) -> None:
+        """Right before the protected tensors are written: waits until the copy of them is safe.
+
+        Raises only what `check` raises.
+        """
+        if self._is_free() or self.guard.off:
+            return
+        started_s = self._clock()
+        deadline_s = started_s + self._stall_max_s
+        try:
+            with self._changed:
+                while not self._is_free() and not self.guard.off:
+                    if self._check is not None:
+                        self._check()
+                    if self._clock() >= deadline_s:
+                        self._give_up_waiting()
+                        return
+                    self._changed.wait(CHECK_S)
+        finally:
+            self._count_stall(self._clock() - started_s)
+
+    def end_step(self, step: int) -> None:
+        """After step `step`: begin its copy. Costs the training thread a listing and the small tensors."""
+        self.finished = step
+        if self.guard.off or self.identity is None or step % self.interval_steps:
+            return
+        started_s = self._clock()
+        self.guard.attempt("end_step", partial(self._protect, step))
+        self.counters.capture_s += self._clock() - started_s
+
+    def committed(self) -> int:
+        """The newest step that every rank's copy is safe of, in this generation; -1 for none."""
+        return self._generation.committed if self._generation is not None else NEVER
+
+    def status(self) -> tuple[str, str]:
+        """(`protected` | `degraded` | `off`, why)."""
+        if self.guard.off:
+            return "off", self.guard.reason
+        if self._generation is None or self.identity is None:
+            return "degraded", "not a member of a generation yet"
+        if self._behind:
+            return "degraded", self._behind
+        if self.committed() < self._captured - self.interval_steps or self.committed() == NEVER:
+            return "degraded", f"step {self._captured} is captured, {self.committed()} committed"
+        exposed = ring.unprotected(self._members)
+        if exposed:
+            return "degraded", f"no keeper in another failure domain for ranks {exposed[:8]}"
+        return "protected", ""
+
+    def settle(self, timeout_s: float = 5.0) -> None:
+        """After a fault, with the training thread standing: let copies in progress come to their end."""
+        deadline_s = self._clock() + timeout_s
+        with self._changed:
+            while self._sealing and self._clock() < deadline_s:
+                self._changed.wait(CHECK_S)
+        settle(self.kept, min(timeout_s, 0.25), self._clock)
+
+    def holdings(self) -> list[Holding]:
+        """Every sealed copy that this rank can give."""
+        return [*self.own.holdings(), *self.kept.holdings()]
+
+    def adopt(self, step: int, generation: int) -> None:
+        """A restore to `step` is complete: forget what came after it, and remember that it happened."""
+        self.history.append((generation, step))
+        self.own.keep_only(step)
+        self.kept.keep_only(step)
+        self.finished = step
+
+    def _protect(self, step: int) -> None:
+        identity = self.identity
+        if identity is None:
+            return
+        with self._changed:
+            shard = identity.shard(Part.OWN)
+            slot = None if self._sealing else self.own.choose(shard, self.committed())
+        if slot is None:
+            self.counters.skipped += 1
+            return
+        snapshot = self.protected.capture()
+        shards = {Part.OWN: shard}
+        if snapshot.shared_bytes:
+            shards[Part.SHARED] = identity.shard(Part.SHARED)
+        slot.open(self.generation, step, identity.rank, shards)
+        copier.reserve(snapshot, slot, snapshot.header())
+        self._stream.mark()
+        self._stream.copy(snapshot, slot, lazy=False)
+        self.counters.bytes_own = slot.buffer(Part.OWN).used
+        self.counters.bytes_shared = slot.buffer(Part.SHARED).used
+        self._copying = self._sealing = True
+        self._captured = step
+        self._copier.submit(partial(self._copy, snapshot, slot, self._generation))
+
+    def _copy(self, snapshot: Snapshot, slot: Slot, generation: Generation | None) -> None:
+        """On the copier's thread."""
+        try:
+            self._stream.copy(snapshot, slot, lazy=True)
+            self._tell(copying=False)
+            slot.seal(copier.checksums(slot))
+        finally:
+            self._tell(copying=False, sealing=False)
+        self.counters.protected += 1
+        if generation is not None and not generation.closed.is_set():
+            generation.offer(slot)
+
+    def _tell(self, *, copying: bool, sealing: bool = True) -> None:
+        with self._changed:
+            self._copying, self._sealing = copying, sealing
+            self._changed.notify_all()
+
+    def _is_free(self) -> bool:
+        if self._copying:
+            return False
+        if self._generation is None or self._behind:
+            return True
+        if (self.finished + 1) % self.interval_steps:  # nothing is captured after the coming step
+            return True
+        return self._generation.committed >= self._captured
+
+    def _give_up_waiting(self) -> None:
+        self.counters.timeouts += 1
+        if self._copying:
+            self.guard.trip("copy", TimeoutError(f"a copy did not end within {self._stall_max_s} s"))
+            return
+        self._behind = f"step {self._captured} was not committed within {self._stall_max_s} s"
+        log.warning("protection is behind (%s); training goes on, older copies stay", self._behind)
+
+    def _note_commit(self, step: int) -> None:
+        with self._changed:
+            if step >= self._captured:
+                self._behind = ""
+            self._changed.notify_all()
+
+    def _count_stall(self, seconds: float) -> None:
+        if seconds < NOTICED_STALL_S:
+            return
+        self.counters.overruns += 1
+        self.counters.stall_s += seconds
+        self.counters.stall_max_s = max(self.counters.stall_max_s, seconds)
+
+    def _before_optimizer(self, *_: Any) -> None:
+        self.before_write()
+
+
+def _on_device(protected: Protected) -> bool:
+    return any(captured.tensor.is_cuda for captured in protected.capture().tensors)

@@ -1,0 +1,367 @@
+"""The traffic of one generation: shards to their keeper, acknowledgements, and what is committed.
+
+Nothing here touches the training thread. Every thread ends when the generation is closed; every
+connection, queue and wait is bounded.
+"""
+
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.trainer.protection import ring, wire
+from paceline.trainer.protection.checksum import checksum
+from paceline.trainer.protection.commit import CommitTracker
+from paceline.trainer.protection.errors import WireError
+from paceline.trainer.protection.identity import Member, Part, ShardIdentity
+from paceline.trainer.protection.memory import memory_of
+from paceline.trainer.protection.slots import NEVER, Slot, Slots
+from paceline.trainer.protection.wire import Channel
+
+log = logging.getLogger("paceline.protection")
+
+HANDSHAKE_S = 5.0
+RETRY_S = 0.02
+RETRY_MAX_S = 1.0
+CONNECTIONS_MAX = 64
+BODY_S = 60.0  # without a byte; a frozen peer must not hold the slots
+OFFERS_MAX = 4
+SHARD_BYTES_MAX = 64 << 30
+
+
+class Generation:
+    """One rank's part in one generation: whom it sends to, whom it keeps, and the tree of commits."""
+
+    def __init__(
+        self,
+        identity: ShardIdentity,
+        members: Sequence[Member],
+        key: bytes,
+        number: int,
+        kept: Slots,
+        on_commit: Callable[[int], None],
+        shard_bytes_max: int = SHARD_BYTES_MAX,
+    ) -> None:
+        ranks = [member.rank for member in members]
+        self.identity, self.key, self.number = identity, key, number
+        self._endpoints = {member.rank: member.replica for member in members}
+        self._held = ring.holders(members)
+        self._keeps = {rank for rank, holder in self._held.items() if holder == identity.rank}
+        self._shard_bytes_max = shard_bytes_max
+        self._kept = kept
+        self._kept_lock = threading.Lock()
+        self._tracker = CommitTracker(ranks, identity.rank, NEVER)
+        self._lock = threading.Lock()
+        self._on_commit = on_commit
+        self._offers: queue.Queue[Slot | None] = queue.Queue(OFFERS_MAX)
+        self._children: dict[int, Channel] = {}
+        self._up: Channel | None = None
+        self._open: list[Channel] = []
+        self.closed = threading.Event()
+        self.acknowledged = NEVER
+        self.refused_frames = 0
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def committed(self) -> int:
+        return self._tracker.committed
+
+    def start(self) -> None:
+        """Connect to the keeper and to the parent in the background."""
+        if self.identity.rank in self._held:
+            self._spawn(self._send_offers, "paceline-replica")
+        if self._tracker.parent is not None:
+            self._spawn(self._follow_parent, "paceline-commit")
+
+    def offer(self, slot: Slot) -> None:
+        """This rank's own copy is sealed: send what is its alone, and count it when it is kept."""
+        if self.identity.rank not in self._held:
+            self._acknowledge(slot.record.step if slot.record else NEVER)
+            return
+        try:
+            self._offers.put_nowait(slot)
+        except queue.Full:  # the newest comes with the next one; nothing is committed meanwhile
+            log.debug("the keeper is %d copies behind", OFFERS_MAX)
+
+    def close(self) -> None:
+        """End all connections and threads of this generation; what is sealed stays."""
+        self.closed.set()
+        with self._lock:
+            channels, self._open = list(self._open), []
+        for channel in channels:
+            channel.close()
+        try:
+            self._offers.put_nowait(None)
+        except queue.Full:
+            pass
+
+    def serve(self, channel: Channel) -> None:
+        """A peer connected to this rank's server: serve it until it leaves. Raises OSError, WireError."""
+        hello = channel.receive()
+        role, rank = wire.text(hello, "role"), wire.number(hello, "rank")
+        theirs = wire.number(hello, "generation")
+        if theirs != self.number or self.closed.is_set():
+            self.refused_frames += 1
+            channel.send({"kind": "refused", "older": theirs < self.number, "generation": self.number})
+            return
+        self._remember(channel)
+        try:
+            self._serve(channel, role, rank)
+        finally:
+            self._forget(channel)
+
+    def _serve(self, channel: Channel, role: str, rank: int) -> None:
+        if role == "replica" and rank in self._keeps:
+            channel.send({"kind": "welcome"})
+            channel.set_timeout(None)
+            self._keep(channel, rank)
+        elif role == "commit" and rank in self._tracker.children:
+            with self._lock:
+                self._children[rank] = channel
+                channel.send({"kind": "welcome"})
+                if self._tracker.committed > NEVER:
+                    self._post(channel, self._tracker.committed)
+            channel.set_timeout(None)
+            self._follow_child(channel, rank)
+        else:
+            raise WireError(f"rank {rank} has no business here as {role!r}")
+
+    def _keep(self, channel: Channel, rank: int) -> None:
+        while not self.closed.is_set():
+            header = channel.receive()
+            length = wire.number(header, "bytes", self._shard_bytes_max)
+            step, origin = wire.number(header, "step"), wire.number(header, "origin")
+            self._refuse_other_generations(header)
+            shard, wanted = wire.text(header, "shard"), wire.text(header, "checksum")
+            committed = max(self.committed, wire.number(header, "committed"))
+            with self._kept_lock:
+                slot = self._kept.choose(shard, committed)
+                if slot is None:
+                    raise WireError(f"rank {rank} sends step {step}, but both slots are still needed")
+                slot.open(origin, step, rank, {Part.OWN: shard})
+                good = False
+                try:
+                    channel.set_timeout(BODY_S)
+                    content = slot.buffer(Part.OWN).reserve(length)
+                    channel.receive_into(memory_of(content))
+                    channel.set_timeout(None)
+                    good = checksum(content) == wanted and not self.closed.is_set()
+                finally:
+                    if good:
+                        slot.seal({Part.OWN: wanted})
+                    else:
+                        slot.clear()
+            channel.send({"kind": "kept" if good else "bad", "step": step, "generation": self.number})
+
+    def _refuse_other_generations(self, header: dict[str, Any]) -> None:
+        if wire.number(header, "generation") != self.number:
+            self.refused_frames += 1
+            raise WireError(f"a frame of generation {header['generation']}, here it is {self.number}")
+
+    def _send_offers(self) -> None:
+        endpoint = self._endpoints[self._held[self.identity.rank]]
+        pending: Slot | None = None
+        while not self.closed.is_set():
+            channel = self._connect(endpoint, "replica")
+            try:
+                while not self.closed.is_set():
+                    pending = pending or self._offers.get()
+                    if pending is None:
+                        return
+                    self._send(channel, pending)
+                    pending = None
+            except (OSError, WireError) as error:
+                log.info("the link to the keeper at %s broke: %s", endpoint, error)
+            finally:
+                self._forget(channel)
+            self.closed.wait(RETRY_S)
+
+    def _send(self, channel: Channel, slot: Slot) -> None:
+        record = slot.record
+        if record is None or not record.sealed:
+            return
+        content = slot.buffer(Part.OWN).content()
+        header = {
+            "kind": "data",
+            "generation": self.number,
+            "origin": record.generation,
+            "step": record.step,
+            "committed": self.committed,
+            "shard": slot.shards[Part.OWN],
+            "checksum": slot.checksums[Part.OWN],
+            "bytes": content.numel(),
+        }
+        channel.send(header, memory_of(content))
+        answer = channel.receive()
+        self._refuse_other_generations(answer)
+        if answer.get("kind") != "kept" or wire.number(answer, "step") != record.step:
+            raise WireError(f"the keeper answers {answer.get('kind')!r} to step {record.step}")
+        self._acknowledge(record.step)
+
+    def _acknowledge(self, step: int) -> None:
+        self.acknowledged = max(self.acknowledged, step)
+        with self._lock:
+            self._tell_up(self._tracker.acknowledge(step))
+
+    def _tell_up(self, step: int | None) -> None:
+        """With the lock held."""
+        if step is None:
+            return
+        if self._tracker.parent is None:
+            self._tell_down(self._tracker.commit(step))
+        elif self._up is not None:
+            self._post(self._up, step)
+
+    def _tell_down(self, step: int | None) -> None:
+        """With the lock held."""
+        if step is None:
+            return
+        self._on_commit(step)
+        for channel in list(self._children.values()):
+            self._post(channel, step)
+
+    def _post(self, channel: Channel, step: int) -> None:
+        try:
+            channel.send({"kind": "step", "generation": self.number, "step": step})
+        except OSError as error:
+            log.debug("a link of the tree of commits is gone: %s", error)
+
+    def _follow_child(self, channel: Channel, rank: int) -> None:
+        while not self.closed.is_set():
+            message = channel.receive()
+            self._refuse_other_generations(message)
+            with self._lock:
+                self._tell_up(self._tracker.from_child(rank, wire.number(message, "step")))
+
+    def _follow_parent(self) -> None:
+        endpoint = self._endpoints[self._tracker.parent or 0]
+        while not self.closed.is_set():
+            channel = self._connect(endpoint, "commit")
+            try:
+                with self._lock:
+                    self._up = channel
+                    if self._tracker.subtree > NEVER:
+                        self._post(channel, self._tracker.subtree)
+                while not self.closed.is_set():
+                    message = channel.receive()
+                    self._refuse_other_generations(message)
+                    with self._lock:
+                        self._tell_down(self._tracker.commit(wire.number(message, "step")))
+            except (OSError, WireError) as error:
+                log.info("the link to the parent at %s broke: %s", endpoint, error)
+            finally:
+                self._forget(channel)
+            self.closed.wait(RETRY_S)
+
+    def _connect(self, endpoint: str, role: str) -> Channel:
+        """Try until it works or the generation ends; the peer may enter the generation after us."""
+        wait_s = RETRY_S
+        while not self.closed.is_set():
+            try:
+                channel = self._greet(endpoint, role)
+                if channel is not None:
+                    return channel
+                wait_s = RETRY_S  # it is a moment behind us
+            except (OSError, WireError) as error:
+                log.debug("no connection to %s yet: %s", endpoint, error)
+            self.closed.wait(wait_s)
+            wait_s = min(2 * wait_s, RETRY_MAX_S)
+        raise ConnectionAbortedError("the generation ended")
+
+    def _greet(self, endpoint: str, role: str) -> Channel | None:
+        """One attempt; None where the peer is in another generation. Raises OSError, WireError."""
+        host, _, port = endpoint.rpartition(":")
+        sock = socket.create_connection((host, int(port)), HANDSHAKE_S)
+        try:
+            channel = Channel(sock, self.key, is_client=True)
+            channel.send({"role": role, "rank": self.identity.rank, "generation": self.number})
+            if channel.receive().get("kind") != "welcome":
+                sock.close()
+                return None
+            channel.set_timeout(None)
+        except BaseException:
+            sock.close()
+            raise
+        self._remember(channel)
+        return channel
+
+    def _remember(self, channel: Channel) -> None:
+        with self._lock:
+            self._open.append(channel)
+        if self.closed.is_set():
+            channel.close()
+
+    def _forget(self, channel: Channel) -> None:
+        with self._lock:
+            if channel in self._open:
+                self._open.remove(channel)
+        channel.close()
+
+    def _spawn(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _guarded(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except (OSError, WireError) as error:
+            log.debug("%s ended: %s", threading.current_thread().name, error)
+
+
+class Server:
+    """Listens for the whole life of the process, and hands each peer to the current generation."""
+
+    def __init__(self, host: str = "127.0.0.1", advertise: str = "") -> None:
+        self._listener = socket.create_server((host, 0), backlog=CONNECTIONS_MAX)
+        self.endpoint = f"{advertise or host}:{self._listener.getsockname()[1]}"
+        self.generation: Generation | None = None
+        self.refused_connections = 0
+        self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        threading.Thread(target=self._accept, name="paceline-replicas", daemon=True).start()
+
+    def close(self) -> None:
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._room.acquire(blocking=False):
+                self.refused_connections += 1
+                sock.close()
+                continue
+            threading.Thread(
+                target=self._serve, args=(sock,), name="paceline-replica-of", daemon=True
+            ).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        generation = self.generation
+        try:
+            sock.settimeout(HANDSHAKE_S)
+            if generation is not None:
+                generation.serve(Channel(sock, generation.key, is_client=False))
+        except ConnectionError:
+            pass
+        except (OSError, WireError) as error:
+            self.refused_connections += 1
+            log.info("a connection to the replica server ended: %s", error)
+        finally:
+            sock.close()
+            self._room.release()
+
+
+def settle(slots: Slots, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    """Wait until no copy is half received, since a dead peer's last bytes may still be in the kernel."""
+    deadline = clock() + timeout_s
+    while clock() < deadline and any(slot.record and not slot.record.sealed for slot in slots.all):
+        time.sleep(0.001)

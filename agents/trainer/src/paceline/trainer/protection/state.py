@@ -1,0 +1,208 @@
+"""What is protected: named objects and random numbers, captured as raw tensors and a JSON skeleton."""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.trainer.protection.errors import DuplicateName, StateMismatch, UnprotectableState
+from paceline.trainer.protection.identity import Part
+from paceline.trainer.protection.memory import ALIGN_BYTES, memory_of
+from paceline.trainer.protection.skeleton import decode, encode
+from paceline.trainer.protection.sources import (
+    OptimizerSource,
+    RandomSource,
+    Source,
+    is_sharded,
+    local,
+    source_of,
+)
+
+FOOTER_BYTES = 8  # length of the JSON before it, little endian
+RANDOM = "random"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A live tensor of a snapshot and where in its part it goes; `lazy`: only an optimizer writes it."""
+
+    tensor: Any
+    part: Part
+    lazy: bool
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One state: live tensors (no second copy) and the JSON that says how they belong together."""
+
+    tensors: Sequence[Captured]
+    tree: Mapping[str, Any]
+    table: Sequence[Any]
+    own_tensor_bytes: int
+    shared_bytes: int
+
+    def header(self) -> bytes:
+        """The end of the own part: JSON, padded, and its length."""
+        value = {"version": VERSION, "tree": self.tree, "tensors": self.table, "shared": self.shared_bytes}
+        text = json.dumps(value, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % ALIGN_BYTES)
+        return text + len(text).to_bytes(FOOTER_BYTES, "little")
+
+
+@dataclass
+class _Collector:
+    """Takes the tensors out of the sections and lays them out one behind the other in their part."""
+
+    part: Part = Part.OWN
+    lazy: bool = False
+    tensors: list[Captured] = field(default_factory=list)
+    table: list[Any] = field(default_factory=list)
+    ends: dict[Part, int] = field(default_factory=lambda: {Part.OWN: 0, Part.SHARED: 0})
+    seen: dict[Any, int] = field(default_factory=dict)
+
+    def take(self, value: Any, path: str) -> int:
+        import torch
+
+        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+            raise UnprotectableState(f"{path}: only dense tensors with storage can be protected")
+        part = Part.OWN if is_sharded(value) else self.part
+        tensor = local(value)
+        key = (part, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and key in self.seen:  # tied weights
+            return self.seen[key]
+        offset, length = self.ends[part], tensor.numel() * tensor.element_size()
+        self.ends[part] = offset + length + -length % ALIGN_BYTES
+        self.tensors.append(Captured(tensor.detach(), part, self.lazy, offset, length))
+        self.table.append([str(tensor.dtype)[6:], list(tensor.shape), part.value, offset])
+        self.seen[key] = len(self.table) - 1
+        return len(self.table) - 1
+
+
+class Protected:
+    """The objects of one rank, by name.
+
+    `replicas`: ranks that hold the same parameters, this one included. With 1 there is no healthy
+    replica to take parameters from, so they travel with the optimizer shard. `sharded` names objects
+    whose tensors are this rank's alone although they do not look like it (experts).
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+        *,
+        replicas: int = 1,
+        sharded: Collection[str] = (),
+        random_numbers: bool = True,
+    ) -> None:
+        self.replicas = replicas
+        self._sharded = set(sharded)
+        self._sources: dict[str, Source] = {}
+        self._random = RandomSource() if random_numbers else None
+        self.optimizers: list[Any] = []
+        self._has_shards = False
+        named = list(objects.items() if isinstance(objects, Mapping) else objects)
+        for name, thing in sorted(named, key=lambda pair: hasattr(pair[1], "param_groups")):
+            self.add(name, thing)
+        unknown = self._sharded - self._sources.keys()
+        if unknown:
+            raise UnprotectableState(f"sharded names no protected object: {sorted(unknown)}")
+
+    def add(self, name: str, thing: Any) -> None:
+        """Protect `thing` under `name`; modules before the optimizers of their parameters.
+
+        Raises DuplicateName, and UnprotectableState where its state cannot be written as JSON and tensors.
+        """
+        if not isinstance(name, str) or not name or name == RANDOM:
+            raise DuplicateName(f"a protected object needs a name of its own, not {name!r}")
+        if name in self._sources:
+            raise DuplicateName(f"{name}: protected twice; give each object its own name")
+        shared = self.replicas > 1 and name not in self._sharded
+        if callable(getattr(thing, "parameters", None)):
+            self._has_shards |= any(map(is_sharded, thing.parameters()))
+        source = source_of(name, thing, shared, self._has_shards)
+        _collect({name: source})  # the error of a state that does not fit belongs here, not into a step
+        self._sources[name] = source
+        if callable(getattr(thing, "register_step_pre_hook", None)):
+            self.optimizers.append(thing)
+
+    @property
+    def optimizer_is_shared(self) -> bool:
+        """Whether an optimizer's state is equal on all replicas, so that a neighbour's copy adds nothing."""
+        sources = [source for source in self._sources.values() if isinstance(source, OptimizerSource)]
+        return any(source.read()[0].part is Part.SHARED for source in sources)
+
+    def capture(self) -> Snapshot:
+        """The state as it is now. Lists live tensors; costs no copy of any storage."""
+        return _collect(self._all())
+
+    def load(self, own: Any, shared: Any) -> None:
+        """Write a verified copy into the objects: flat uint8 host tensors of the two parts.
+
+        Raises StateMismatch where it is not of these objects. Nothing keeps a reference to the copy.
+        """
+        header = parse_header(own)
+        tensors = [_view(entry, {Part.OWN: own, Part.SHARED: shared}) for entry in header["tensors"]]
+        trees = decode(header["tree"], tensors)
+        sources = self._all()
+        if trees.keys() != sources.keys():
+            raise StateMismatch(f"the copy has {sorted(trees)}, protected are {sorted(sources)}")
+        for name, source in sources.items():
+            try:
+                source.write(trees[name])
+            except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+                raise StateMismatch(f"{name}: {error}") from error
+
+    def _all(self) -> dict[str, Source]:
+        return {**self._sources, **({RANDOM: self._random} if self._random is not None else {})}
+
+
+def _collect(sources: Mapping[str, Source]) -> Snapshot:
+    collector = _Collector()
+    tree: dict[str, Any] = {}
+    for name, source in sources.items():
+        tree[name] = {}
+        for section in source.read():
+            collector.part, collector.lazy = section.part, section.lazy
+            tree[name][section.key] = encode(section.tree, collector.take, f"{name}.{section.key}")
+    ends = collector.ends
+    return Snapshot(collector.tensors, tree, collector.table, ends[Part.OWN], ends[Part.SHARED])
+
+
+def parse_header(own: Any) -> dict[str, Any]:
+    """The JSON at the end of an own part. Raises StateMismatch."""
+    total = own.numel()
+    memory = memory_of(own)
+    length = int.from_bytes(memory[-FOOTER_BYTES:], "little") if total >= FOOTER_BYTES else -1
+    if not 0 < length <= total - FOOTER_BYTES:
+        raise StateMismatch(f"own part of {total} bytes has no header")
+    try:
+        value = json.loads(bytes(memory[total - FOOTER_BYTES - length : total - FOOTER_BYTES]))
+    except ValueError as error:
+        raise StateMismatch(f"own part has a broken header: {error}") from error
+    if not isinstance(value, dict) or value.get("version") != VERSION:
+        raise StateMismatch(f"own part is not of version {VERSION}")
+    if not isinstance(value.get("tree"), dict) or not isinstance(value.get("tensors"), list):
+        raise StateMismatch("own part: tree or tensors are missing")
+    return value
+
+
+def _view(entry: Any, parts: Mapping[Part, Any]) -> Any:
+    """The tensor that `[dtype, shape, part, offset]` describes, as a view of its part."""
+    import torch
+
+    try:
+        name, shape, part, offset = entry
+        dtype = getattr(torch, name)
+        count = 1
+        for size in shape:
+            count *= size
+        length = count * torch.empty(0, dtype=dtype).element_size()
+        held = parts[Part(part)]
+        if type(offset) is not int or offset < 0 or offset % ALIGN_BYTES or offset + length > held.numel():
+            raise ValueError(f"{length} bytes at {offset} are outside the part's {held.numel()}")
+        return held[offset : offset + length].view(dtype).view(shape)
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+        raise StateMismatch(f"tensor {str(entry)[:80]}: {error}") from error

@@ -1,0 +1,247 @@
+"""Ranks as threads of one process: real tensors, real sockets on loopback, no process group."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from paceline.trainer.protection import (
+    FallbackRequired,
+    Hub,
+    Member,
+    Part,
+    Protected,
+    Protector,
+    RestoreReport,
+    ShardIdentity,
+    restore,
+)
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.needs_torch
+KEY = b"k" * 32
+DOMAINS = ("node-a", "node-b", "node-a", "node-b")
+
+
+def who(rank: int) -> ShardIdentity:
+    return ShardIdentity("job", rank)
+
+
+class Rank:
+    """A toy trainer: equal gradients on all ranks, so equal parameters; an RNG and a position of its own."""
+
+    def __init__(self, rank: int, replicas: int, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.rank = rank
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.noise = torch.Generator().manual_seed(100 + rank)
+        objects = {"optimizer": self.optimizer, "model": self.model, "noise": self.noise}
+        self.protected = Protected(objects, replicas=replicas, random_numbers=False)
+        self.protector = Protector(self.protected, stall_max_s=20.0)
+
+    def step(self, step: int) -> None:
+        self.protector.begin_step()
+        own = torch.randn(4, 8, generator=self.noise)
+        with torch.no_grad():
+            self.model(own)  # moves this rank's batch norm
+        for index, parameter in enumerate(self.model.parameters()):
+            parameter.grad = torch.full_like(parameter, float(step + index))
+        self.optimizer.step()
+        self.protector.end_step(step)
+
+    def fingerprint(self) -> list[Any]:
+        values = [value.clone() for value in self.model.state_dict().values()]
+        state = self.optimizer.state_dict()["state"]
+        values += [value.clone() for index in sorted(state) for value in state[index].values()]
+        return [*values, self.noise.get_state()]
+
+
+class Job:
+    def __init__(self, size: int, replicas: int | None = None) -> None:
+        self.replicas = size if replicas is None else replicas
+        self.ranks = [Rank(rank, self.replicas) for rank in range(size)]
+        self.generation = 0
+        self.everyone(lambda each: each.protector.join(who(each.rank), self.members(), KEY, 1))
+        self.generation = 1
+
+    def members(self) -> list[Member]:
+        return [Member(each.rank, each.protector.endpoint, DOMAINS[each.rank]) for each in self.ranks]
+
+    def everyone(self, action: Callable[[Rank], Any]) -> list[Any]:
+        """`action` of each rank on a thread of its own; its value, or what it raised."""
+        results: list[Any] = [None] * len(self.ranks)
+
+        def run(index: int, each: Rank) -> None:
+            try:
+                results[index] = action(each)
+            except Exception as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=run, args=pair) for pair in enumerate(self.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return results
+
+    def train(self, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            assert self.everyone(lambda each, step=step: each.step(step)) == [None] * len(self.ranks)
+
+    def replace(self, rank: int, seed: int = 99) -> None:
+        """As if the rank was killed: nothing of it is left, and a standby has its place."""
+        self.ranks[rank].protector.close()
+        self.ranks[rank] = Rank(rank, self.replicas, seed)
+
+    def restore(self) -> list[Any]:
+        self.generation += 1
+        hub, members = Hub(len(self.ranks)), self.members()
+        return self.everyone(
+            lambda each: restore(
+                each.protector, who(each.rank), members, KEY, self.generation, hub.exchange(each.rank)
+            )
+        )
+
+    def settle(self) -> None:
+        self.everyone(lambda each: each.protector.before_write())
+
+
+@pytest.fixture
+def job() -> Iterator[Callable[..., Job]]:
+    made: list[Job] = []
+
+    def make(size: int, replicas: int | None = None) -> Job:
+        made.append(Job(size, replicas))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for rank in each.ranks:
+            rank.protector.close()
+
+
+def equal(left: list[Any], right: list[Any]) -> bool:
+    return len(left) == len(right) and all(torch.equal(*pair) for pair in zip(left, right, strict=True))
+
+
+def test_every_step_is_committed_before_the_optimizer_writes_again(job: Any) -> None:
+    running = job(3)
+    running.train(0, 4)
+    running.settle()
+    for each in running.ranks:
+        assert each.protector.committed() == 4
+        assert each.protector.counters.protected == 5
+        assert each.protector.counters.skipped == 0
+        assert {holding.step for holding in each.protector.own.holdings()} == {3, 4}
+
+
+@pytest.mark.parametrize("replicas", [4, 1], ids=["data parallel", "fully sharded"])
+def test_a_standby_continues_bitwise_where_the_dead_rank_was(job: Any, replicas: int) -> None:
+    undisturbed = job(4, replicas)
+    undisturbed.train(0, 6)
+    running = job(4, replicas)
+    running.train(0, 4)
+    running.settle()
+    running.replace(2)
+    reports = running.restore()
+    assert [type(report) for report in reports] == [RestoreReport] * 4, reports
+    assert {(report.step, report.replayed) for report in reports} == {(4, 0)}
+    running.train(5, 6)
+    for left, right in zip(running.ranks, undisturbed.ranks, strict=True):
+        assert equal(left.fingerprint(), right.fingerprint())
+
+
+def test_survivors_that_applied_a_step_go_back_with_the_others(job: Any) -> None:
+    undisturbed = job(3)
+    undisturbed.train(0, 5)
+    running = job(3)
+    running.train(0, 3)
+    running.settle()
+    running.ranks[0].step(4)  # the fault came while 1 and 2 were in step 4
+    running.replace(1)
+    reports = running.restore()
+    assert {report.step for report in reports} == {3}
+    assert {report.replayed for report in reports} == {1}
+    running.train(4, 5)
+    for left, right in zip(running.ranks, undisturbed.ranks, strict=True):
+        assert equal(left.fingerprint(), right.fingerprint())
+
+
+def test_a_rank_and_its_keeper_lost_is_an_explicit_fallback(job: Any) -> None:
+    running = job(4)
+    running.train(0, 2)
+    running.settle()
+    running.replace(0)
+    running.replace(1)
+    running.replace(3)  # both possible keepers in the other domain
+    results = running.restore()
+    assert {type(result) for result in results} == {FallbackRequired}
+    assert {result.reason for result in results} == {"shard_lost"}
+
+
+def test_a_corrupt_newest_copy_costs_a_step_and_nothing_else(job: Any) -> None:
+    running = job(2)
+    running.train(0, 3)
+    running.settle()
+    before = {}
+    (slot,) = [slot for slot in running.ranks[1].protector.kept.all if slot.record.step == 3]
+    slot.buffer(Part.OWN).content()[100] ^= 1
+    del before
+    running.replace(0)
+    reports = running.restore()
+    assert {(report.step, report.reason, report.refused) for report in reports} == {(2, "step_back", 1)}
+    running.train(3, 4)
+    running.settle()
+    assert running.ranks[0].protector.committed() == 4
+
+
+def test_two_losses_one_after_the_other(job: Any) -> None:
+    undisturbed = job(4)
+    undisturbed.train(0, 7)
+    running = job(4)
+    running.train(0, 2)
+    for rank, last in ((1, 4), (0, 6), (1, 7)):
+        running.settle()
+        running.replace(rank)
+        reports = running.restore()
+        assert {type(report) for report in reports} == {RestoreReport}, reports
+        running.train(reports[0].step + 1, last)
+    for left, right in zip(running.ranks, undisturbed.ranks, strict=True):
+        assert equal(left.fingerprint(), right.fingerprint())
+
+
+def test_a_gate_ends_when_its_generation_does(job: Any) -> None:
+    class Ended(Exception):
+        pass
+
+    running = job(2)
+    running.train(0, 0)
+    running.settle()
+    first = running.ranks[0]
+    first.protector.close()
+    alone = running.ranks[1]
+    alone.step(1)
+
+    def ended() -> None:
+        raise Ended
+
+    alone.protector._check = ended
+    with pytest.raises(Ended):
+        alone.protector.before_write()
+
+
+def test_a_stall_is_bounded_and_the_committed_copy_stays(job: Any) -> None:
+    running = job(2)
+    running.train(0, 1)
+    running.settle()
+    running.ranks[0].protector.close()
+    alone = running.ranks[1]
+    alone.protector._stall_max_s = 0.05
+    for step in range(2, 6):
+        alone.step(step)
+    assert alone.protector.status()[0] == "degraded"
+    assert alone.protector.counters.timeouts == 1
+    assert alone.protector.counters.skipped == 3
+    assert {holding.step for holding in alone.protector.own.holdings()} == {1, 2}
