@@ -42,6 +42,7 @@ class Hook:
         self._open_session = open_session
         self._choice = choice
         self.guard = guard
+        self.outside = False  # a standby: it has no rank yet, and its groups are none of the job's
         self.session: Session | None = None
         self._adapter: Adapter | None = None
         self._lock = threading.Lock()
@@ -165,7 +166,7 @@ class Hook:
         return result
 
     def _describe_creation(self, arguments: Any, keywords: Any) -> Group | None:
-        if self.guard.off:
+        if self.guard.off or self.outside:
             return None
         try:
             return self._read_creation(arguments, keywords)
@@ -200,8 +201,14 @@ class Hook:
         """Let the name `ProcessGroup` inside c10d make observed groups while any thread makes one."""
         with self._lock:
             self._swapped += change
-            if self._adapter is not None:
-                self._c10d.ProcessGroup = self._adapter.seam if self._swapped else self._adapter.base
+            if self._adapter is None:
+                return
+            seam, base = self._adapter.seam, self._adapter.base
+            # Whoever else stands there makes groups that can be observed as they are (groups/install.py).
+            if self._swapped and self._c10d.ProcessGroup is base:
+                self._c10d.ProcessGroup = seam
+            elif not self._swapped and self._c10d.ProcessGroup is seam:
+                self._c10d.ProcessGroup = base
 
     def _observe(self, result: Any, creation: Group) -> None:
         group = result[0] if isinstance(result, tuple) else result
@@ -214,6 +221,27 @@ class Hook:
             self._adapter.observe(
                 group, session.page, opened.slot, session.guard, session.followed, creation.backend
             )
+
+    def regenerate(self, group: Any, described: Group, store: Any) -> None:
+        """A replaceable group begins a new generation: its frame is closed and another one opened.
+
+        `store` is the one of the new generation where it is the default group, else None.
+        """
+        self.guard.attempt("new generation", lambda: self._regenerate(group, described, store))
+
+    def _regenerate(self, group: Any, described: Group, store: Any) -> None:
+        session = self._begin("")
+        if session is None:
+            return
+        for reference, opened in self._open:
+            if reference() is group:
+                session.close_group(opened)
+        self._open = [(reference, opened) for reference, opened in self._open if reference() is not group]
+        if self._adapter is None:
+            self._adapter = choose_adapter(self._choice, self._torch, self._c10d)
+        if store is not None:
+            session.join_generation(described.rank, len(described.ranks), store)
+        self._observe(group, described)
 
     def _around_split(self, original: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
         result = original(*arguments, **keywords)

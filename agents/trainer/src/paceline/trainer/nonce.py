@@ -23,10 +23,12 @@ class NonceReader:
         store: Any,
         settle: Callable[[str], None],
         draw: Callable[[], str] = lambda: secrets.token_hex(NONCE_HEX // 2),
+        ask: "Callable[[Any, str], str] | None" = None,
     ) -> None:
         self._store = store
         self._settle = settle
         self._draw = draw
+        self._ask = ask or agree_on_nonce
         self._thread = threading.Thread(target=self._run, name="paceline-identity", daemon=True)
 
     def start(self) -> None:
@@ -39,7 +41,7 @@ class NonceReader:
 
     def _run(self) -> None:
         try:
-            nonce = agree_on_nonce(self._store, self._draw())
+            nonce = self._ask(self._store, self._draw())
         except Exception as error:
             log.info("the job's store gave no attempt nonce (%r); using the restart count", error)
             nonce = ""
@@ -57,3 +59,10 @@ def agree_on_nonce(store: Any, offer: str) -> str:
     answer = own.compare_set(KEY, "", offer)
     text = answer.decode() if isinstance(answer, bytes) else str(answer)
     return text or offer
+
+
+def follow_nonce(store: Any, _: str) -> str:
+    """The nonce that a member of the store hands on; waits for it as long as the store's timeout."""
+    own = store.clone() if hasattr(store, "clone") else store
+    answer = own.get(KEY)
+    return answer.decode() if isinstance(answer, bytes) else str(answer)

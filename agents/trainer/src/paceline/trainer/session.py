@@ -13,7 +13,8 @@ from paceline.trainer import identity, surroundings
 from paceline.trainer.coordinates import Membership, group_kind, mesh_coordinates
 from paceline.trainer.guard import Guard
 from paceline.trainer.heartbeat import Heartbeat
-from paceline.trainer.nonce import NonceReader
+from paceline.trainer.nonce import KEY as NONCE_KEY
+from paceline.trainer.nonce import NonceReader, follow_nonce
 from paceline.trainer.probe import Link, NoLink, ProbeFactory, ProbePage
 from paceline.trainer.settings import HEARTBEATS_HZ, TrainerSettings
 from paceline.trainer.watch import Followed
@@ -101,6 +102,7 @@ class Session:
         )
         self._link: Link = self._open_link(probe)
         self._nonce: NonceReader | None = None
+        self._agreed = ""  # the nonce of this attempt, once known
         self._heartbeat = Heartbeat(self._beat, HEARTBEATS_HZ)
         self.page.set_phase(int(Phase.INIT), "init")
         self._heartbeat.start()
@@ -130,6 +132,22 @@ class Session:
             self._nonce = NonceReader(store, self._settle_attempt)
             self._nonce.start()
 
+    def join_generation(self, rank: int, world_size: int, store: Any) -> None:
+        """The default group has been rebuilt on `store`; a process that was no member yet is one now.
+
+        Members hand the attempt on, a newcomer takes theirs: it is still the same attempt of the job.
+        """
+        with self._lock:
+            self._update(replace(self.hello, rank=rank, world_size=world_size))
+            agreed, declared = self._agreed, self._attempt.source == "declared"
+        if declared:
+            return
+        if agreed:
+            store.set(NONCE_KEY, agreed)
+        elif self._nonce is None:
+            self._nonce = NonceReader(store, self._settle_attempt, ask=follow_nonce)
+            self._nonce.start()
+
     def await_attempt(self, timeout_s: float) -> bool:
         """True where the attempt is final; for tests and tools, training never calls it."""
         return self._nonce is None or self._nonce.join(timeout_s)
@@ -137,6 +155,7 @@ class Session:
     def _settle_attempt(self, nonce: str) -> None:
         settled = identity.settled_attempt(self._environment, self._attempt, nonce)
         with self._lock:
+            self._agreed = nonce
             self._attempt = settled
             self._update(replace(self.hello, attempt=settled.value, attempt_source=settled.source))
 

@@ -1,0 +1,49 @@
+"""Groups that are replaced while they are in use, on real gloo processes."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.needs_torch
+KINDS = ["allreduce", "allgather", "reduce_scatter", "broadcast", "alltoall", "send_recv", "barrier"]
+GUARD_S = 20.0  # gloo's own timeout is 30 min here; measured are milliseconds
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """What every kind of operation did when a rank was killed or frozen in it; one run for all kinds."""
+    import subprocess
+
+    known: dict[str, Any] = {}
+    program = str(Path(__file__).parent / "programs" / "peer_loss.py")
+
+    def run(how: str) -> Any:
+        if how not in known:
+            done = subprocess.run(
+                [sys.executable, program, how, *KINDS],
+                capture_output=True,
+                text=True,
+                timeout=280,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            known[how] = json.loads(done.stdout)
+        return known[how]
+
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_the_loss_of_a_rank_in_an_operation_ends_the_generation_and_the_next_one_is_right(
+    losses: Callable[[str], Any], how: str, kind: str
+) -> None:
+    said = losses(how)[kind]
+    assert set(said["raised"]) <= {"GenerationEnded", "PeerLost"}, said
+    assert said["took_s"] < GUARD_S
+    assert said["right"] == [[True, True]] * 3
+    assert all(said["kept"]), "an operation of the dead generation wrote into a live tensor"
