@@ -31,7 +31,7 @@ struct Opened {
 struct Link {
   std::mutex mutex;  // what is to be said
   paceline_page_v1* page = nullptr;
-  Text<2048> hello;
+  Text<4096> hello;
   Opened opened[kOpenedMax] = {};
   uint64_t closed[kOpenedMax] = {};
   int closed_count = 0;
@@ -199,13 +199,13 @@ void wake_thread() {
   if (wake >= 0 && write(wake, &one, sizeof one) < 0) return;  // full: it is awake already
 }
 
-void add_field(const char* name, const char* value, Text<2048>* text) {
+void add_field(const char* name, const char* value, Text<4096>* text) {
   text->add(",\"%s\":\"", name);
   text->add_json(value);
   text->add("\"");
 }
 
-void add_hello(const Identity& identity, uint32_t version, Text<2048>* text) {
+void add_hello(const Identity& identity, uint32_t version, Text<4096>* text) {
   const Process& process = link.page->process();
   text->add("{\"type\":\"hello\",\"protocol\":1,\"job\":\"");
   text->add_json(identity.job.get());
@@ -224,6 +224,12 @@ void add_hello(const Identity& identity, uint32_t version, Text<2048>* text) {
   }
   Text<512> log = nccl_log_path();
   if (log.size() > 0 && !log.is_cut()) add_field("nccl_log", log.get(), text);
+  Dumps dumps = nccl_dumps();
+  if (dumps.graph.size() > 0 && !dumps.graph.is_cut()) {
+    add_field("nccl_graph", dumps.graph.get(), text);
+    text->add(",\"nccl_dump_rank\":%d", dumps.rank);
+  }
+  if (dumps.topology.size() > 0 && !dumps.topology.is_cut()) add_field("nccl_topology", dumps.topology.get(), text);
   text->add(",\"versions\":{");
   if (version != 0) text->add("\"nccl\":\"%u.%u.%u\"", version / 10000, version / 100 % 100, version % 100);
   text->add("}}");
@@ -260,7 +266,7 @@ void start_link(paceline_page_v1* page) {
 
 void say_hello(const Identity& identity, uint32_t nccl_version) {
   if (link.page == nullptr) return;
-  Text<2048> text;
+  Text<4096> text;
   add_hello(identity, nccl_version, &text);
   if (text.is_cut()) return paceline_page_count_error_v1(link.page);
   std::lock_guard<std::mutex> guard(link.mutex);

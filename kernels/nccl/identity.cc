@@ -111,6 +111,20 @@ Text<512> nccl_log_path() {
   return path;
 }
 
+Dumps nccl_dumps() {
+  Dumps dumps{};
+  auto rank_of = [](const char* name) {
+    const char* text = variable(name);
+    long rank = text != nullptr ? strtol(text, nullptr, 0) : 0;
+    return rank > 0 && rank < INT32_MAX ? static_cast<int32_t>(rank) : 0;
+  };
+  dumps.rank = rank_of("NCCL_GRAPH_DUMP_FILE_RANK");
+  if (const char* graph = variable("NCCL_GRAPH_DUMP_FILE")) dumps.graph.add("%s", graph);
+  const char* topology = variable("NCCL_TOPO_DUMP_FILE");
+  if (topology != nullptr && rank_of("NCCL_TOPO_DUMP_FILE_RANK") == dumps.rank) dumps.topology.add("%s", topology);
+  return dumps;
+}
+
 bool is_disabled() {
   const char* text = variable("PACELINE_DISABLED");
   return text != nullptr && strcmp(text, "0") != 0;

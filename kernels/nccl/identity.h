@@ -21,6 +21,13 @@ Identity read_identity();
 Text<108> agent_socket();
 // The file that NCCL writes its log into, empty where it is none.
 Text<512> nccl_log_path();
+// Where NCCL dumps its graphs and the machine, and which rank of each communicator does. `topology` is empty where
+// another rank writes it.
+struct Dumps {
+  Text<512> graph, topology;
+  int32_t rank;
+};
+Dumps nccl_dumps();
 bool is_disabled();
 
 }  // namespace paceline::nccl

@@ -102,6 +102,8 @@ def _raw(**changes: object) -> bytes:
         (_raw(versions={str(i): "1" for i in range(99)}), "hello.versions has 99 entries"),
         (_raw(gpu=1 << 63), "hello.gpu is 9223372036854775808, expected 0 to 1023"),
         (_raw(gpu=-1), "hello.gpu is -1"),
+        (_raw(nccl_graph="a" * 4097), "hello.nccl_graph has 4097 bytes"),
+        (_raw(nccl_dump_rank=-1), "hello.nccl_dump_rank is -1, expected a rank"),
         (_raw(coordinates={"tp": 1 << 63}), "hello.coordinates.tp is 9223372036854775808"),
         (_raw(coordinates={"tp": -2}), "hello.coordinates.tp is -2"),
         (_with_length(b'{"type":"goodbye","reason":"finished"}'), "goodbye came before hello"),

@@ -85,7 +85,7 @@ def test_node_tells_the_links_of_its_own_ranks() -> None:
     second = lines_of(1, "Ring 00 : 0 -> 1 -> 2", "Trees [0] 2/-1/-1->1->0")
     shared = [(place, line) for place in (0, 1) for line in (*first, *second)]  # one file of both
     job, drops = refreshed(quiet, shared)
-    part = OrderPart(NAME, 4, {"0": "3,0,1,2"}, {"0": "0>-1,1>0,2>1"})
+    part = OrderPart(NAME, 4, {"0": "3,0,1,2"}, {"0": "0>-1,1>0,2>1"}, sources=("nccl_log",))
     assert node_record(job, "n1", "g").orders == (part,)
     assert job.communicators[NAME].ring == ""
     assert not drops

@@ -90,10 +90,19 @@ class Trace:
         hash_: int = 0xC0FFEE,
         name: str | None = "world",
         log: bool = True,
+        nodes: int = 2,
     ) -> int:
         context = self.handle()
         self.add(
-            USER, "init", context=context, name=name, hash=hash_, nodes=2, nranks=nranks, rank=rank, log=log
+            USER,
+            "init",
+            context=context,
+            name=name,
+            hash=hash_,
+            nodes=nodes,
+            nranks=nranks,
+            rank=rank,
+            log=log,
         )
         return context
 

@@ -2,7 +2,7 @@
 
 Nobody but the log knows of the links over NVLink: with them a stuck link can be named, without them not."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from paceline.contracts.batch import RowKind
 from paceline.contracts.registry import CommunicatorRecord, NodeRecord
 from paceline.contracts.verdicts import RootKind, Verdict, VerdictClass
 from tests.unit.agent.conftest import MemoryPublisher, StartAgent
+from tests.unit.analysis.nccl_dumps import graphs_xml, topology_xml
 from tests.unit.nccl.calls import Operation, Trace
 from tests.unit.nccl.conftest import STALL_S, NcclProcess, StartNccl
 
 RING = (0, 3, 1, 4, 2, 5)
 OVER_NVLINK = {(0, 3), (2, 5)}
+PAIRS = {tail: (tail, head) for tail, head in OVER_NVLINK}  # by the rank that dumps their graphs
 LINKS = list(zip(RING, (*RING[1:], RING[0]), strict=True))
 HASH = 0xC0FFEE
 STEPS = 8
@@ -55,14 +57,17 @@ def nccl_log(rank: int, pid: int, order: Sequence[int] = RING) -> str:
 class Job:
     """Six ranks on one machine, a process each; those that share an NVLink have no proxies between them."""
 
-    def __init__(self, start: StartNccl, folder: Path, **environment: str) -> None:
+    def __init__(
+        self, start: StartNccl, folder: Path, dumps: Mapping[int, Mapping[str, str]] | None = None
+    ) -> None:
+        """`dumps`: what only that rank's environment has."""
         self.folder = folder
         self.processes: list[NcclProcess] = [
             start(
                 PACELINE_AGENT_SOCKET=str(folder / "agent.sock"), PACELINE_ATTEMPT="a1", RANK=str(rank),
                 WORLD_SIZE=str(len(RING)), LOCAL_RANK=str(rank), PACELINE_NCCL_TIER="2",
                 PACELINE_NCCL_BUDGET_PERCENT="100", NCCL_DEBUG_FILE=str(folder / "nccl.%p.log"),
-                **environment,
+                **(dumps or {}).get(rank, {}),
             )
             for rank in range(len(RING))
         ]  # fmt: skip
@@ -108,9 +113,25 @@ class Job:
         self.make()
 
 
+def dump_variables(folder: Path, writer: int) -> dict[str, str]:
+    """Of the rank that dumps, into files of its own."""
+    return {
+        "NCCL_GRAPH_DUMP_FILE": f"{folder}/graph.{writer}.xml", "NCCL_GRAPH_DUMP_FILE_RANK": str(writer),
+        "NCCL_TOPO_DUMP_FILE": f"{folder}/machine.{writer}.xml", "NCCL_TOPO_DUMP_FILE_RANK": str(writer),
+    }  # fmt: skip
+
+
+def write_dumps(folder: Path, writer: int, chain: Sequence[int]) -> None:
+    """As NCCL 2.28 does before the plugin hears of the communicator: no ranks beside the GPUs, so the dump of
+    the machine says who they are."""
+    (folder / f"machine.{writer}.xml").write_text(topology_xml(chain))
+    (folder / f"graph.{writer}.xml").write_text(graphs_xml([chain] * 2, ranked=False, beyond=True))
+
+
 @pytest.fixture
 async def agent(start_agent: StartAgent) -> AgentApp:
-    return await start_agent(orders_s=0.1, suspect_s=STALL_S, root=Path("/"))  # logs are found through /proc
+    """Logs and dumps are found through /proc."""
+    return await start_agent(orders_s=0.1, suspect_s=STALL_S, root=Path("/"), nccl_dump_settle_s=0.2)
 
 
 def world_of(publisher: MemoryPublisher) -> CommunicatorRecord | None:
@@ -149,6 +170,27 @@ async def test_stuck_link_is_named_by_the_order_of_the_log(
     assert blind.roots[0].kind is RootKind.GROUP
     assert len(blind.roots[0].ranks) == len(RING)
     assert not {reason for reason in agent.drops if reason.startswith("order")}
+    assert world.order_sources == ("nccl_log", "proxies")
+
+
+async def test_stuck_link_is_named_by_dumped_graphs_and_proxies(
+    start_nccl: StartNccl,
+    agent: AgentApp,
+    agent_folder: Path,
+    publisher: MemoryPublisher,
+    eventually: Eventually,
+) -> None:
+    """Four machines; those with two GPUs dump their part of the ring."""
+    job = Job(start_nccl, agent_folder, {writer: dump_variables(agent_folder, writer) for writer in PAIRS})
+    for writer, chain in PAIRS.items():
+        write_dumps(agent_folder, writer, chain)
+    job.run()
+    world = await eventually(lambda: (world := world_of(publisher)) and world.ring and world)
+    assert (world.ring, world.tree) == ("0,3,1,4,2,5", "")
+    assert world.order_sources == ("graph_dump", "proxies")
+    verdict = await eventually(lambda: verdict_of(publisher, world))
+    (root,) = verdict.roots
+    assert (root.kind, root.rank, root.peer_rank) == (RootKind.LINK, 4, 2)
 
 
 async def test_logs_that_contradict_each_other_give_no_order(

@@ -40,6 +40,9 @@ class Hello:
     coordinates: dict[str, int] = field(default_factory=dict)
     coordinate_source: str = "none"
     nccl_log: str = ""  # NCCL_DEBUG_FILE with its pattern filled in
+    nccl_graph: str = ""  # NCCL_GRAPH_DUMP_FILE
+    nccl_topology: str = ""  # NCCL_TOPO_DUMP_FILE, where the same rank writes it
+    nccl_dump_rank: int = 0  # rank of each communicator that writes them
     type: str = "hello"
     protocol: int = PROTOCOL_VERSION
 

@@ -71,7 +71,7 @@ class RankRecord:
 class OrderPart:
     """What the ranks of one node know of the order of a communicator; ranks are those of the communicator.
 
-    Keys are channels as `ids.format_ranks` text, empty where the source names none. A ring is written as
+    Keys are channels as `ids.format_ranks` text, empty for what holds for every one. A ring is written as
     chains, `3,0,1/5,6`, in which each rank sends to the one behind it; a tree as `rank>parent` pairs,
     `0>-1,1>0`, -1 above the root. With `refused`, a named reason, the node's sources contradict each other.
     """
@@ -82,6 +82,7 @@ class OrderPart:
     trees: dict[str, str] = field(default_factory=dict)
     links: str = ""  # chains over which proxies were seen to send, of any channel
     refused: str = ""
+    sources: tuple[str, ...] = ()  # nccl_log, proxies, graph_dump: who says so
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class CommunicatorRecord:
     `ring`: the global ranks in ring order, same text; rings that differ are separated by `;`.
     `tree`: for each member in communicator order the communicator rank of its parent, -1 for the root,
     separated by commas; trees (first, second) are separated by `;`. Both are empty where nobody knows.
+    `order_sources`: who says so, as in `OrderPart.sources`.
     """
 
     job: str
@@ -121,6 +123,7 @@ class CommunicatorRecord:
     ring: str = ""
     tree: str = ""
     closed: bool = False
+    order_sources: tuple[str, ...] = ()
 
 
 class HealthKind(str, Enum):

@@ -9,6 +9,7 @@ from paceline.agent.devices import Devices
 from paceline.agent.disk_ring import DiskRing, Ring
 from paceline.agent.event_file import EventFile
 from paceline.agent.graves import GravesFile
+from paceline.agent.nccl_dumps import NcclDumps
 from paceline.agent.nccl_logs import NcclLogs
 from paceline.agent.orders import Orders
 from paceline.agent.outbox import Outbox
@@ -68,6 +69,7 @@ class AgentApp:
         self._event_file = EventFile(settings.state_dir / "events.json", self._events)
         self._graves_file = GravesFile(settings.state_dir / "graves.json", self._outbox.graves)
         self._nccl_logs = nccl_logs or NcclLogs(settings.root / "proc")
+        self._nccl_dumps = NcclDumps(settings.root / "proc", settings.nccl_dump_settle_s)
         self._orders = Orders(self.drops)
         self._tasks = BackgroundTasks()
         self._told: Counter[str] = Counter()
@@ -155,6 +157,8 @@ class AgentApp:
         """Ring and tree order; the next sample publishes what has changed. Files are read in a thread."""
         while True:
             await self._clock.sleep(self._settings.orders_s)
+            if self._settings.nccl_dumps:
+                await self._look_at_dumps()
             wanted = self._orders.wanted(self.roster.processes.values())
             if not wanted:
                 continue
@@ -163,6 +167,16 @@ class AgentApp:
                 self._orders.take([process for process, _ in wanted], look)
             for job in self.roster.jobs.values():
                 self._orders.refresh(job, self.roster.of_job(job.key))
+
+    async def _look_at_dumps(self) -> None:
+        graphs = self._orders.graphs
+        announced = graphs.wanted(self.roster.processes.values())
+        processes = [process for process, _ in announced]
+        graphs.look(processes, self._clock.unix_s())
+        dumps = await asyncio.to_thread(
+            self._nccl_dumps.read, [where for _, where in announced], self._clock.unix_s()
+        )
+        graphs.take(processes, dumps, self._clock.unix_s())
 
     def _push_frame(self, key: str, value: bytes) -> None:
         self._frames.push(Frame(key, value))

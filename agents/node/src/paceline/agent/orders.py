@@ -1,4 +1,4 @@
-"""What this node knows of the order of communicators, from NCCL's logs and from the plugin's proxies.
+"""What this node knows of the order of communicators, from NCCL's logs, its dumps and the plugin's proxies.
 
 A frame finds its communicator in the log by the plugin's own line, else by NCCL's hash, the size and how
 many of both came before; frames of other sources have no such hash and find none (docs/adr/0038).
@@ -11,12 +11,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from paceline.agent.graph_orders import GraphOrders
 from paceline.agent.nccl_logs import Look, Wanted
 from paceline.agent.pages import PageView
 from paceline.agent.processes import Process
 from paceline.agent.registry import LocalJob
 from paceline.analysis.order_log import Made, OrderLog
-from paceline.analysis.orders import Contradiction, Known, join_parts, part_of
+from paceline.analysis.orders import PROXIES, Contradiction, Known, join_parts, part_of
 from paceline.contracts.codes import Algorithm, OpKind, Source
 from paceline.contracts.ids import format_communicator, parse_ranks
 from paceline.contracts.registry import OrderPart
@@ -41,6 +42,7 @@ class Orders:
         self._drops = drops
         self._readers: WeakKeyDictionary[Process, _Reader] = WeakKeyDictionary()
         self._told: set[tuple[str, str]] = set()
+        self.graphs = GraphOrders(drops)
 
     def wanted(self, processes: Iterable[Process]) -> list[tuple[Process, Wanted]]:
         """Processes in which NCCL runs, and where it may write."""
@@ -72,7 +74,8 @@ class Orders:
             reader = self._readers.get(process)
             made = reader.log.made if reader is not None else []
             for at in _frames(process.view):
-                _add_frame(known, process.view, int(at), made)
+                dumped = self.graphs.known(process, _name(process.view, int(at)))
+                _add_frame(known, process.view, int(at), made, dumped)
         parts: dict[str, OrderPart] = {}
         left = PARTS_CHARS_MAX
         for name, one in sorted(known.items()):
@@ -97,8 +100,10 @@ class Orders:
             return False
         order = join_parts(len(members), [part])
         ring, tree = order.ring_text(members), order.tree_text()
-        if (record.ring, record.tree) != (ring, tree):
-            job.communicators[part.communicator] = replace(record, ring=ring, tree=tree)
+        sources = part.sources if ring or tree else ()
+        if (record.ring, record.tree, record.order_sources) != (ring, tree, sources):
+            told = replace(record, ring=ring, tree=tree, order_sources=sources)
+            job.communicators[part.communicator] = told
         for reason in order.reasons:
             self._tell(job, part.communicator, reason)
         return True
@@ -122,9 +127,11 @@ def find_made(made: list[Made], communicator: str, context: int, size: int, inst
     return None
 
 
-def _add_frame(known: dict[str, Known | None], view: PageView, at: int, made: list[Made]) -> None:
+def _add_frame(
+    known: dict[str, Known | None], view: PageView, at: int, made: list[Made], dumped: Known | None
+) -> None:
     frame = view.frames[at]
-    name, size = format_communicator(int(frame["comm"])), int(frame["nranks"])
+    name, size = _name(view, at), int(frame["nranks"])
     mine = known.setdefault(name, Known(size))
     if mine is None or size < 2:
         return
@@ -133,20 +140,14 @@ def _add_frame(known: dict[str, Known | None], view: PageView, at: int, made: li
         if found is not None:
             if found.refused or found.rank != int(frame["comm_rank"]):
                 raise Contradiction(found.refused or "rank")
-            _merge(mine, found.known)
+            mine.merge(found.known)
+        if dumped is not None:
+            mine.merge(dumped)
         for sender, receiver in proxy_links(view, at):
             mine.add_link(-1, sender, receiver)
+            mine.sources.add(PROXIES)
     except Contradiction:
         known[name] = None
-
-
-def _merge(mine: Known, other: Known) -> None:
-    for channel, links in other.rings.items():
-        for sender, receiver in links.items():
-            mine.add_link(channel, sender, receiver)
-    for channel, parents in other.trees.items():
-        for rank, parent in parents.items():
-            mine.add_parent(channel, rank, parent)
 
 
 def proxy_links(view: PageView, at: int) -> list[tuple[int, int]]:
@@ -169,6 +170,10 @@ def proxy_links(view: PageView, at: int) -> list[tuple[int, int]]:
             peer = int(peers[0])
             links.append((own, peer) if is_send else (peer, own))
     return links
+
+
+def _name(view: PageView, at: int) -> str:
+    return format_communicator(int(view.frames[at]["comm"]))
 
 
 def _frames(view: PageView) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

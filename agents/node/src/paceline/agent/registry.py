@@ -154,7 +154,7 @@ def open_communicator(job: LocalJob, rank: int, message: CommunicatorOpened) -> 
         return f"job {job.job!r} has {COMMUNICATORS_PER_JOB_MAX} communicators already, the bound"
     if known is None or known.closed or (record.kind and not known.kind):
         if known is not None:
-            record = replace(record, ring=known.ring, tree=known.tree)
+            record = replace(record, ring=known.ring, tree=known.tree, order_sources=known.order_sources)
         job.communicators[name] = record
     job.members.setdefault(name, set()).add(rank)
     return None

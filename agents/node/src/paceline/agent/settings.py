@@ -55,6 +55,8 @@ class AgentSettings(BaseSettings):
     detail_s_max: Seconds = 600.0
     detail_per_hour_max: Count = 6
     nccl_logs: bool = True  # read NCCL's logs of observed processes for ring and tree order
+    nccl_dumps: bool = True  # and its dumps of graphs
+    nccl_dump_settle_s: Seconds = 10.0  # age at which such a file is read
     orders_s: Seconds = 5.0  # between two looks at them
     # What is collected for an incident; a command may ask for less, never for more.
     evidence_bytes_max: Annotated[int, Field(ge=1 * MIB, le=ARCHIVE_BYTES_MAX)] = ARCHIVE_BYTES_MAX

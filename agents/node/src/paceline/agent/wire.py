@@ -84,7 +84,10 @@ def check_hello(hello: Hello) -> None:
     _check_text("hello.attempt", hello.attempt, ATTEMPT_BYTES_MAX, empty=False)
     for name in ("job_source", "attempt_source", "name", "cluster", "tenant", "user", "coordinate_source"):
         _check_text(f"hello.{name}", getattr(hello, name), TEXT_BYTES_MAX)
-    _check_text("hello.nccl_log", hello.nccl_log, PATH_BYTES_MAX)
+    for name in ("nccl_log", "nccl_graph", "nccl_topology"):
+        _check_text(f"hello.{name}", getattr(hello, name), PATH_BYTES_MAX)
+    if not 0 <= hello.nccl_dump_rank < 1 << 31:
+        raise MessageError(f"hello.nccl_dump_rank is {hello.nccl_dump_rank}, expected a rank")
     _check_rank(hello)
     if not -1 <= hello.local_rank < WORLD_SIZE_MAX:
         raise MessageError(f"hello.local_rank is {hello.local_rank}, expected -1 or a rank")

@@ -80,6 +80,7 @@ class Session:
             ranks.local_rank,
             f"torch {torch_version}",
         )
+        dumps = surroundings.nccl_dumps(environment)
         self.hello = Hello(
             job=job.value,
             job_source=job.source,
@@ -99,6 +100,9 @@ class Session:
             coordinates=dict(settings.coordinates),
             coordinate_source="declared" if settings.coordinates else "none",
             nccl_log=surroundings.nccl_log(environment),
+            nccl_graph=dumps[0],
+            nccl_topology=dumps[1],
+            nccl_dump_rank=dumps[2],
         )
         self._link: Link = self._open_link(probe)
         self._nonce: NonceReader | None = None

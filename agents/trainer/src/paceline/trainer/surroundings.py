@@ -49,6 +49,29 @@ def nccl_log(environment: Mapping[str, str]) -> str:
     return path if len(path.encode(errors="replace")) <= _LOG_PATH_BYTES_MAX else ""
 
 
+def nccl_dumps(environment: Mapping[str, str]) -> tuple[str, str, int]:
+    """The files that NCCL dumps its graphs and the machine into, empty where there is none, and which rank of
+    each communicator does. The second only where the same rank writes both."""
+    paths = [environment.get(name, "") for name in ("NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE")]
+    graph, machine = (
+        path if len(path.encode(errors="replace")) <= _LOG_PATH_BYTES_MAX else "" for path in paths
+    )
+    ranks = [
+        _parse_rank(environment.get(name, ""))
+        for name in ("NCCL_GRAPH_DUMP_FILE_RANK", "NCCL_TOPO_DUMP_FILE_RANK")
+    ]
+    return graph, machine if ranks[0] == ranks[1] else "", ranks[0]
+
+
+def _parse_rank(text: str) -> int:
+    """NCCL takes 0 where it cannot read a number."""
+    try:
+        rank = int(text, 0)
+    except ValueError:
+        return 0
+    return rank if 0 <= rank < 1 << 31 else 0
+
+
 def pid_start() -> int:
     """Start time of this process in clock ticks since boot, 0 where /proc does not say."""
     return _start_of(os.getpid())

@@ -18,7 +18,7 @@ from paceline.analysis.adapters.nccl_order import (
     read_order_line,
 )
 from paceline.analysis.facts import Line
-from paceline.analysis.orders import CHANNELS_MAX, Contradiction, Known
+from paceline.analysis.orders import CHANNELS_MAX, NCCL_LOG, Contradiction, Known
 
 THREADS_MAX = 256  # of a process, that are making a communicator
 LINES_MAX = 3 * CHANNELS_MAX  # of one communicator, on one rank
@@ -113,6 +113,8 @@ def knowledge(init: InitLine, lines: list[OrderLine]) -> Known:
                     known.add_parent(channel, child, line.rank)
     if not whole:
         known.trees.clear()  # which channels are of the second tree cannot be said without their number
+    if known.rings or known.trees:
+        known.sources.add(NCCL_LOG)
     return known
 
 

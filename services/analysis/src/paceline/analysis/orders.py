@@ -14,7 +14,9 @@ from paceline.contracts.registry import OrderPart
 
 MEMBERS_MAX = 16_384  # of a communicator whose order is joined
 CHANNELS_MAX = 64
+SOME, EVERY = -1, -2  # in place of a channel's number: of one channel or another, of each one
 RINGS_MAX = 8  # rings that differ and are still written down
+NCCL_LOG, PROXIES, GRAPH_DUMP = "nccl_log", "proxies", "graph_dump"  # sources, as the records name them
 
 
 class OrderReason(str, Enum):
@@ -38,16 +40,17 @@ class Known:
     """What is known so far; each `add` raises `Contradiction` where it cannot be."""
 
     size: int
-    rings: dict[int, dict[int, int]] = field(default_factory=dict)  # channel: sender: receiver
-    trees: dict[int, dict[int, int]] = field(default_factory=dict)  # channel: rank: parent
-    links: dict[int, int] = field(default_factory=dict)  # of proxies, whatever the channel
-    receivers: dict[int, dict[int, int]] = field(default_factory=dict)  # of `rings`, -1 of `links`
+    rings: dict[int, dict[int, int]] = field(default_factory=dict)  # channel or EVERY: sender: receiver
+    trees: dict[int, dict[int, int]] = field(default_factory=dict)  # channel or EVERY: rank: parent
+    links: dict[int, int] = field(default_factory=dict)  # of proxies, of SOME channel
+    receivers: dict[int, dict[int, int]] = field(default_factory=dict)  # of `rings`, SOME: of `links`
+    sources: set[str] = field(default_factory=set)
 
     def add_link(self, channel: int, sender: int, receiver: int) -> None:
-        """`channel` -1: some channel."""
+        """`channel`: its number, SOME or EVERY."""
         if not (0 <= sender < self.size and 0 <= receiver < self.size) or sender == receiver:
             raise Contradiction(f"link {sender} to {receiver} of {self.size} ranks")
-        links = self.links if channel < 0 else self.rings.setdefault(channel, {})
+        links = self.links if channel == SOME else self.rings.setdefault(channel, {})
         froms = self.receivers.setdefault(channel, {})
         if links.setdefault(sender, receiver) != receiver or froms.setdefault(receiver, sender) != sender:
             raise Contradiction(f"channel {channel}: {sender} to {receiver}, and another link of one of them")
@@ -57,6 +60,16 @@ class Known:
             raise Contradiction(f"parent {parent} of {rank} of {self.size} ranks")
         if self.trees.setdefault(channel, {}).setdefault(rank, parent) != parent:
             raise Contradiction(f"channel {channel}: two parents of {rank}")
+
+    def merge(self, other: "Known") -> None:
+        """What another source of the same ranks says of channels."""
+        for channel, links in other.rings.items():
+            for sender, receiver in links.items():
+                self.add_link(channel, sender, receiver)
+        for channel, parents in other.trees.items():
+            for rank, parent in parents.items():
+                self.add_parent(channel, rank, parent)
+        self.sources |= other.sources
 
     def add_part(self, part: OrderPart) -> None:
         """ValueError (also `Contradiction`) for a part that cannot be read or does not fit."""
@@ -72,7 +85,7 @@ class Known:
                     rank, _, parent = pair.partition(">")
                     self.add_parent(channel, int(rank), int(parent))
         for sender, receiver in read_chains(part.links):
-            self.add_link(-1, sender, receiver)
+            self.add_link(SOME, sender, receiver)
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,7 @@ def part_of(communicator: str, known: Known) -> OrderPart:
             }
         ),
         links=write_chains(known.links),
+        sources=tuple(sorted(known.sources)),
     )
 
 
@@ -159,18 +173,34 @@ def read_chains(text: str) -> list[tuple[int, int]]:
 
 
 def _channels(text: str) -> list[int]:
-    return parse_ranks(text, CHANNELS_MAX + 1)
+    return parse_ranks(text, CHANNELS_MAX + 1) if text else [EVERY]
 
 
 def _by_text(channels: Mapping[int, str]) -> dict[str, str]:
     alike: dict[str, list[int]] = {}
     for channel, text in sorted(channels.items()):
-        alike.setdefault(text, []).append(channel)
-    return {format_ranks(numbers): text for text, numbers in alike.items()}
+        if channel != EVERY:
+            alike.setdefault(text, []).append(channel)
+    every = {"": channels[EVERY]} if EVERY in channels else {}
+    return {**every, **{format_ranks(numbers): text for text, numbers in alike.items()}}
+
+
+def _by_channel(known: Mapping[int, Mapping[int, int]]) -> dict[int, dict[int, int]]:
+    """Each channel with what holds for every one; `Contradiction` where it says otherwise."""
+    every = known.get(EVERY, {})
+    channels = {channel: {**every, **known[channel]} for channel in sorted(known) if channel != EVERY}
+    for own in channels.values():
+        if any(own[rank] != other for rank, other in every.items()):
+            raise Contradiction("one channel and every channel")
+    return channels or ({EVERY: dict(every)} if every else {})
 
 
 def _rings(known: Known) -> tuple[tuple[tuple[int, ...], ...], OrderReason]:
-    channels = [known.rings[channel] for channel in sorted(known.rings)] or [known.links]
+    try:
+        numbered = _by_channel(known.rings)
+    except Contradiction:
+        return (), OrderReason.CONTRADICTED
+    channels = [_filled(links, known.links) for links in numbered.values()] or [known.links]
     if not any(channels):
         return (), OrderReason.UNKNOWN
     found: list[tuple[int, ...]] = []
@@ -192,18 +222,28 @@ def _rings(known: Known) -> tuple[tuple[tuple[int, ...], ...], OrderReason]:
     return tuple(found), OrderReason.CHANNELS_DIFFER if len(found) > 1 else OrderReason.NONE
 
 
+def _filled(links: Mapping[int, int], carried: Mapping[int, int]) -> dict[int, int]:
+    """The links of one channel, and where neither end has one those that proxies were seen to use: what a
+    rank sends over the network goes to one peer, whatever the channel."""
+    taken = set(links.values())
+    return {**links, **{s: r for s, r in carried.items() if s not in links and r not in taken}}
+
+
 def _trees(known: Known) -> tuple[tuple[tuple[int, ...], ...], OrderReason]:
     if not known.trees:
         return (), OrderReason.UNKNOWN
+    try:
+        channels = _by_channel(known.trees)
+    except Contradiction:
+        return (), OrderReason.CONTRADICTED
     found: list[tuple[int, ...]] = []
-    for channel in sorted(known.trees):
-        parents = known.trees[channel]
+    for parents in channels.values():
         if len(parents) != known.size:
             return (), OrderReason.INCOMPLETE
         found.append(tuple(parents[rank] for rank in range(known.size)))
     if not all(_is_tree(parents) for parents in set(found)):
         return (), OrderReason.NOT_CLOSED
-    if sorted(known.trees) != list(range(len(found))):
+    if EVERY not in channels and sorted(channels) != list(range(len(found))):
         return (), OrderReason.INCOMPLETE
     # The channels of the second tree are those of the first once more (the plugin's edge groups as well).
     half = (len(found) + 1) // 2
