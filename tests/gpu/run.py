@@ -1,9 +1,9 @@
 """Everything that needs a GPU, in ten minutes: python tests/gpu/run.py FOLDER [--ranks 2] [--pairs 2]
 
 Builds, records golden traces against real NCCL (two to four ranks on GPU 0, told apart by NCCL_HOSTID, so
-that they speak over sockets), measures tiers 0, 1, 2 and the marks against no plugin in ABBA pairs, runs
-the kernels of our own, and writes `result.json` and the traces into FOLDER. Without a GPU it says why
-it does nothing, in the same file, and ends with 0.
+that they speak over sockets) and replays them to the plugin, measures tiers 0, 1, 2 and the marks against no
+plugin in ABBA pairs, runs the kernels of our own, and writes `result.json` and the traces into FOLDER.
+Without a GPU it says why it does nothing, in the same file, and ends with 0.
 
 THIS SCRIPT HAS NEVER BEEN RUN ON A GPU. Its plan, its parsing and its statistics are tested
 (tests/unit/gpu); what it does to NCCL follows NCCL's sources and is not proven.
@@ -30,11 +30,12 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
 from tests.gpu.pairs import Phase, ratio_of, turns, why_not  # noqa: E402
-from tests.gpu.traces import outline, read_trace  # noqa: E402
+from tests.gpu.traces import cut, outline, read_trace  # noqa: E402
 
 BUDGET_S = 600.0
 RUN_S = 20.0  # of one job: import of torch on all ranks, connections, steps
 STEPS = 200
+GOLDEN_BYTES_MAX = 39_000
 VARIANTS: dict[str, dict[str, str]] = {
     **{f"tier{tier}": {"PACELINE_NCCL_TIER": str(tier)} for tier in (0, 1, 2)},
     "marker": {"PACELINE_NCCL_TIER": "0", "PACELINE_NCCL_MARKER": "1"},
@@ -43,6 +44,12 @@ VARIANTS: dict[str, dict[str, str]] = {
 
 class GpuRunError(Exception):
     """A step failed; the message has the end of its output."""
+
+
+FAILURES = (  # of one phase: the others go on
+    GpuRunError, OSError, ValueError, KeyError, RuntimeError, AssertionError, ImportError,
+    subprocess.TimeoutExpired,
+)  # fmt: skip
 
 
 def why_no_gpu(load: Callable[[str], Any] = ctypes.CDLL) -> str | None:
@@ -91,7 +98,7 @@ def run_job(ranks: int, steps: int, extra: Mapping[str, str], folder: Path, limi
         processes = []
         for rank in range(ranks):
             environment = environment_of(rank, os.environ, extra)
-            environment["RECORDER_FILE"] = str(folder / f"trace-{rank}.txt")
+            environment["RECORDER_FILE"] = str(folder / f"trace-{rank}.jsonl")
             command = [sys.executable, str(Path(__file__).with_name("rank.py")), str(rank), str(ranks)]
             processes.append(
                 subprocess.Popen(
@@ -135,14 +142,20 @@ def build(folder: Path) -> dict[str, Any]:
     return {"plugin": str(plugin), "recorder": str(recorder)}
 
 
-def record_traces(folder: Path, ranks: int) -> dict[str, Any]:
+def record_traces(folder: Path, ranks: int, plugin: Path) -> dict[str, Any]:
+    """Of each rank the whole recording, its beginning as a golden trace, and what the plugin's page holds
+    then: NAME.jsonl and NAME.pages.json belong into tests/unit/nccl/golden."""
+    from tests.unit.nccl.replay import TIERS, replay_file  # needs pytest, which no other phase does
+
     answers = run_job(ranks, 3, {"NCCL_PROFILER_PLUGIN": str(folder / "recorder.so")}, folder, 3 * RUN_S)
     found: dict[str, Any] = {}
     for rank, answer in enumerate(answers):
-        path = folder / f"trace-{rank}.txt"
-        trace = read_trace(path.read_text().splitlines(), answer["pid"])
-        (folder / f"nccl-{answer['nccl']}-rank{rank}.json").write_text(trace.dump())
-        found[f"rank{rank}"] = outline(trace)
+        lines = (folder / f"trace-{rank}.jsonl").read_text().splitlines()
+        golden = folder / f"nccl-{answer['nccl']}-rank{rank}.jsonl"
+        golden.write_text("\n".join(cut(lines, GOLDEN_BYTES_MAX)) + "\n")
+        pages = {f"tier{tier}": replay_file(golden, plugin, folder, tier) for tier in TIERS}
+        golden.with_suffix(".pages.json").write_text(json.dumps(pages, indent=1) + "\n")
+        found[f"rank{rank}"] = outline(read_trace(lines))
     return found
 
 
@@ -174,7 +187,7 @@ def run_all(folder: Path, ranks: int, pairs: int, budget_s: float) -> dict[str, 
     steps: dict[str, Callable[[], dict[str, Any]]] = {
         "build": lambda: build(folder),
         "kernels": run_kernels,
-        "trace": lambda: record_traces(folder, ranks),
+        "trace": lambda: record_traces(folder, ranks, Path(result["done"]["build"]["plugin"])),
     }
 
     def measured(variant: Mapping[str, str]) -> dict[str, Any]:
@@ -188,7 +201,7 @@ def run_all(folder: Path, ranks: int, pairs: int, budget_s: float) -> dict[str, 
         begin_s = time.monotonic()
         try:
             result["done"][phase.name] = steps[phase.name]()
-        except (GpuRunError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+        except FAILURES as error:
             result["failed"][phase.name] = f"{type(error).__name__}: {error}"
         print(f"{phase.name}: {time.monotonic() - begin_s:.0f} s", flush=True)
     return result

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
-from tests.unit.nccl.calls import OFFSETS, OWN_PID, TYPES, WIDTHS, Trace
+from tests.unit.nccl.calls import OFFSETS, OWN_PID, Trace
 
 CALLS_MAX = 200_000
-_NAMES = {bits: name for name, bits in TYPES.items()}
+_CUT = '{"call": "cut"}'
 
 
 class TraceError(ValueError):
@@ -17,65 +18,102 @@ class TraceError(ValueError):
 
 
 class _Reader:
-    def __init__(self, pid: int) -> None:
-        self.trace = Trace()
-        self._pid = pid
-        self._handles: dict[int, int] = {0: 0}
-        self._contexts: dict[int, int] = {0: 0}
-        self._threads: dict[str, str] = {}
+    """Handles keep their numbers. NCCL reads a plugin's mask when a group of calls begins, for all in it."""
 
-    def take(self, words: list[str]) -> None:
-        thread = self._threads.setdefault(words[0], f"t{len(self._threads)}")
-        call, rest = words[1], words[2:]
+    def __init__(self, version: int, last: int) -> None:
+        self.trace = Trace(version, _last=last)
+        self._masks: dict[int | str, int] = {}  # of handles: the sample of the mask that decides
+        self._known: set[int] = {0}
+
+    def take(self, line: Mapping[str, Any]) -> bool:
+        """False where the recording ends before the program did."""
+        call = line["call"]
+        if call == "cut":
+            return False
+        thread = f"t{int(line['thread'])}"
         if call == "init":
-            context = self._contexts[int(rest[0])] = self.trace.handle()
-            name = None if rest[5] == "-" else " ".join(rest[5:])
-            self.trace.add(
-                thread, "init", context=context, name=name, hash=int(rest[1]), nodes=int(rest[2]),
-                nranks=int(rest[3]), rank=int(rest[4]), log=True,
-            )  # fmt: skip
+            self._known.add(int(line["context"]))
+            name = line["name"] and str(line["name"]).replace(" ", "_")
+            numbers = {key: int(line[key]) for key in ("context", "hash", "nodes", "nranks", "rank")}
+            self.trace.add(thread, "init", name=name, log=bool(line["log"]), **numbers)
         elif call == "start":
-            self._start(thread, rest)
+            self._start(thread, line)
         elif call == "record":
-            argument = None if rest[2] == "-" else int(rest[2])
-            self.trace.record(thread, self._handles[int(rest[0])], int(rest[1]), argument)
+            argument = None if line["argument"] is None else int(line["argument"])
+            self.trace.record(thread, self._own(line["handle"]), int(line["state"]), argument)
         elif call == "stop":
-            self.trace.stop(thread, self._handles[int(rest[0])])
+            self.trace.stop(thread, self._own(line["handle"]))
         elif call == "finalize":
-            self.trace.add(thread, "finalize", context=self._contexts[int(rest[0])])
+            self.trace.add(thread, "finalize", context=self._own(line["context"]))
         else:
             raise TraceError(f"call {call!r}")
+        return True
 
-    def _start(self, thread: str, rest: list[str]) -> None:
-        kind = _NAMES[int(rest[1])]
-        data = bytes.fromhex(rest[3])
-        texts = dict(text.split("=", 1) for text in rest[4:])
-        fields: dict[str, Any] = {}
-        for name, (width, offset) in OFFSETS[kind].items():
-            if width == "s":
-                text = texts[str(offset)]
-                fields[name] = None if text == "-" else text
-                continue
-            (value,) = struct.unpack_from(WIDTHS[width], data, offset)
-            fields[name] = self._handles.get(value, 0) if width == "h" else value
-        if kind == "ProxyOp" and fields["pid"] == self._pid:
-            fields["pid"] = OWN_PID
-        parent = self._handles.get(int.from_bytes(data[8:16], "little"), 0)
-        context = self._contexts.get(int(rest[0]), 0)
-        self._handles[int(rest[2])] = self.trace.start(thread, context, kind, parent, **fields)
+    def _start(self, thread: str, line: Mapping[str, Any]) -> None:
+        kind, fields, handle = line["type"], dict(line["fields"]), int(line["handle"])
+        if not fields.keys() <= OFFSETS[kind].keys():
+            raise TraceError(f"fields of {kind}: {sorted(fields)}")
+        for name, value in fields.items():
+            if OFFSETS[kind][name][0] == "s":
+                fields[name] = None if value is None else str(value).replace(" ", "_")
+            elif value != OWN_PID and not _is_address(value):
+                fields[name] = int(value)
+        parent = _number_or_address(line["parent"])
+        mask = self._masks.get(parent, 0)
+        if mask == 0 and parent == 0:
+            mask = self.trace.sample(thread)
+        if handle == 0:
+            handle = self.trace.handle()  # a foreign operation, which got none
+        self._known.add(handle)
+        self._masks[handle] = mask
+        context = _number_or_address(line["context"])
+        self.trace.restart(thread, handle, context, kind, parent, mask, **fields)
+
+    def _own(self, handle: Any) -> int:
+        if int(handle) not in self._known:
+            raise TraceError(f"handle {handle}, which nobody was given")
+        return int(handle)
 
 
-def read_trace(lines: Iterable[str], pid: int) -> Trace:
+def _is_address(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("raw:0x")
+
+
+def _number_or_address(value: Any) -> int | str:
+    return str(value) if _is_address(value) else int(value)
+
+
+def read_trace(lines: Iterable[str]) -> Trace:
     """At most CALLS_MAX calls; TraceError names the first line that makes no sense."""
-    reader = _Reader(pid)
-    for number, line in enumerate(lines, 1):
-        if number > CALLS_MAX:
-            break
+    reader: _Reader | None = None
+    kept = list(islice(lines, CALLS_MAX + 1))
+    for number, text in enumerate(kept, 1):
         try:
-            reader.take(line.split())
-        except (TraceError, KeyError, ValueError, IndexError, struct.error) as error:
-            raise TraceError(f"line {number} {line.strip()[:80]!r}: {error!r}") from error
+            line = json.loads(text)
+            if reader is None:
+                if line["recorder"] != 1:
+                    raise TraceError(f"recorder {line['recorder']!r}, expected 1")
+                # Numbers of our own are above all that the recorder gave out: a line makes one at most.
+                reader = _Reader(int(line["version"]), len(kept) + 1)
+            elif not reader.take(line):
+                break
+        except (TraceError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise TraceError(f"line {number} {text.strip()[:80]!r}: {error!r}") from error
+    if reader is None:
+        raise TraceError("line 1: nothing was recorded")
     return reader.trace
+
+
+def cut(lines: Iterable[str], bytes_max: int) -> list[str]:
+    """As many lines of a recording as fit, and that it was cut: a golden trace is small."""
+    kept: list[str] = []
+    left = bytes_max - len(_CUT) - 1
+    for line in lines:
+        left -= len(line.encode()) + 1
+        if left < 0:
+            return [*kept, _CUT]
+        kept.append(line)
+    return kept
 
 
 def outline(trace: Trace) -> dict[str, Any]:

@@ -6,18 +6,16 @@ import json
 import math
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.gpu import run
 from tests.gpu.pairs import Phase, ratio_of, turns, why_not
-from tests.gpu.traces import TraceError, outline, read_trace
+from tests.gpu.traces import cut, outline
 from tests.unit.nccl.conftest import ROOT, NcclProcess, build_harness
-from tests.unit.nccl.test_nccl_golden import synthetic
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.unit.nccl.golden_scripts import ring_all_reduce
 
 
 class FakeDriver:
@@ -65,7 +63,7 @@ def test_phase_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(run, "build", lambda folder: {"plugin": "p.so"})
     monkeypatch.setattr(run, "run_kernels", fail)
-    monkeypatch.setattr(run, "record_traces", lambda folder, ranks: {"rank0": {}})
+    monkeypatch.setattr(run, "record_traces", lambda folder, ranks, plugin: {"rank0": {}})
     sides: list[dict[str, str]] = []
 
     def job(ranks: int, steps: int, extra: dict[str, str], folder: Path, limit_s: float) -> list[Any]:
@@ -103,37 +101,35 @@ def test_ratio_has_an_interval_that_shrinks_with_agreement() -> None:
             ratio_of(a, b)
 
 
-def test_recorded_calls_are_the_trace_that_was_made(tmp_path: Path) -> None:
-    """The harness stands for NCCL: what the recorder writes, and what is read of it, is what was called."""
-    recorder = tmp_path / "recorder.so"
-    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
-    done = subprocess.run(
-        [*command, ROOT / "tests/gpu/recorder.cc", "-o", recorder],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_ranks_are_recorded_cut_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness stands for NCCL in each rank's place; all else is what happens on a GPU."""
     assert not build_harness(tmp_path / "harness", "-O0")
-    made = synthetic(5)
-    environment = {"RECORDER_FILE": str(tmp_path / "trace.txt")}
-    with NcclProcess(recorder, tmp_path / "harness", 5, environment) as process:
-        process.make(synthetic(5))
-        pid = process.process.pid
-        assert process.end() == 0
-    trace = read_trace((tmp_path / "trace.txt").read_text().splitlines(), pid)
-    wanted = [call for call in made.calls if call["call"] != "sample"]
-    assert outline(trace)["kinds"] == outline(made)["kinds"]
-    assert outline(trace)["states"] == outline(made)["states"]
-    found = sorted(json.dumps(call["fields"], sort_keys=True) for call in trace.calls if "fields" in call)
-    asked = [call["fields"] for call in wanted if "fields" in call]
-    kept = [{name: value for name, value in fields.items() if name != "parent_group"} for fields in asked]
-    for fields in kept:
-        assert any(fields.items() <= json.loads(each).items() for each in found), fields
-    assert type(trace).load(trace.dump()).calls == trace.calls
+    built = run.build(tmp_path)
+
+    def job(ranks: int, steps: int, extra: dict[str, str], folder: Path, limit_s: float) -> list[Any]:
+        assert (steps, extra) == (3, {"NCCL_PROFILER_PLUGIN": built["recorder"]})
+        for rank in range(ranks):
+            environment = {"RECORDER_FILE": str(folder / f"trace-{rank}.jsonl")}
+            with NcclProcess(Path(built["recorder"]), tmp_path / "harness", 5, environment) as process:
+                for _ in range(5):
+                    process.make(ring_all_reduce(5))
+        return [{"nccl": "2.28.9"}] * ranks
+
+    monkeypatch.setattr(run, "run_job", job)
+    found = run.record_traces(tmp_path, 2, Path(built["plugin"]))
+    assert set(found) == {"rank0", "rank1"}
+    once = outline(ring_all_reduce(5))
+    assert found["rank1"]["kinds"] == {kind: 5 * count for kind, count in once["kinds"].items()}
+    assert found["rank1"]["states"] == {state: 5 * count for state, count in once["states"].items()}
+    golden = tmp_path / "nccl-2.28.9-rank1.jsonl"
+    assert 30_000 < golden.stat().st_size < run.GOLDEN_BYTES_MAX
+    assert golden.read_text().splitlines()[-1] == '{"call": "cut"}'
+    pages = json.loads((tmp_path / "nccl-2.28.9-rank1.pages.json").read_text())
+    assert pages["tier2"]["frames"][0]["completed"] == 3
+    assert pages["tier2"]["frames"][0]["send_count"] == 12
 
 
-@pytest.mark.parametrize("line", ["1 what 2", "1 start 1 3 9 00", "1 stop 77", "1", "1 record 5 x -"])
-def test_line_that_no_recorder_writes_is_named(line: str) -> None:
-    with pytest.raises(TraceError, match="line 1"):
-        read_trace([line], 1)
+def test_what_fits_is_not_cut() -> None:
+    lines = ["a" * 10, "b" * 10]
+    assert cut(lines, 100) == lines
+    assert cut(lines, 30) == [lines[0], '{"call": "cut"}']

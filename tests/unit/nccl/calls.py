@@ -1,10 +1,9 @@
-"""The calls that NCCL makes to a profiler plugin, as data: built here, read from JSON, written as JSON.
+"""The calls that NCCL makes to a profiler plugin, as data: built here, or read from a recording.
 
 The order is that of section B.2 of NCCL's emission; offsets are written out once more, independently of the
 plugin's own header. Handles are numbers; 0 is nullptr.
 """
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -375,26 +374,21 @@ class Trace:
         self.end_kernels(operation)
         return operation
 
-    def lines(self, own_pid: int) -> str:
-        """The calls in the harness's own words."""
-        return "".join(f"{_line(call, own_pid)}\n" for call in self.calls)
+    def lines(self, own_pid: int, in_turn: bool = False) -> str:
+        """The calls in the harness's own words; `in_turn`: each after the one before, whatever the thread."""
+        written, thread = [], None
+        for call in self.calls:
+            if in_turn and call["thread"] != thread:
+                written.append("drain\n")
+            thread = call["thread"]
+            written.append(f"{_line(call, own_pid)}\n")
+        return "".join(written)
 
     def take(self) -> "Trace":
         """The calls so far, to be made now; handles go on counting here."""
         done = Trace(self.version, self.calls, self._last)
         self.calls = []
         return done
-
-    def dump(self) -> str:
-        """JSON, one call a line."""
-        calls = ",\n".join(json.dumps(call) for call in self.calls)
-        return f'{{"version": {self.version}, "calls": [\n{calls}\n]}}\n'
-
-    @staticmethod
-    def load(text: str) -> "Trace":
-        data = json.loads(text)
-        last = max((call.get("handle", 0) for call in data["calls"]), default=0)
-        return Trace(data["version"], data["calls"], last)
 
 
 def _line(call: Call, own_pid: int) -> str:

@@ -179,10 +179,10 @@ class NcclProcess:
         self.process.stdin.flush()
         return self._read()
 
-    def make(self, trace: Trace) -> None:
+    def make(self, trace: Trace, in_turn: bool = False) -> None:
         """Make the calls of `trace` so far, and wait until all threads are through."""
         assert self.process.stdin is not None
-        self.process.stdin.write(trace.take().lines(self.process.pid))
+        self.process.stdin.write(trace.take().lines(self.process.pid, in_turn))
         assert self.ask("sync") == "ok 0"
 
     @property

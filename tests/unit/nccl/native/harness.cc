@@ -8,8 +8,9 @@
 //   THREAD record HANDLE STATE ARGUMENT      ARGUMENT - for nullptr
 //   THREAD stop HANDLE
 //   THREAD finalize CTX
-//   sync | sleep MS | mask | null HANDLE    wait for all threads, or for a time; print the mask, and whether a
-//                                           handle is nullptr
+//   drain                                   wait for all threads
+//   sync | sleep MS | mask | null HANDLE    the same, then wait for a time, print the mask, or whether a handle is
+//                                           nullptr; each answers with a line
 //
 // Descriptors are bytes at offsets that are given here as numbers: nothing is shared with the plugin's header.
 // Threads wait for the handles of one another, as NCCL's do through its queues, and for nothing else.
@@ -286,11 +287,12 @@ int main(int argc, char** argv) {
   while (getline(&line, &capacity, stdin) > 0) {
     Words words = split(line);
     if (words.empty()) continue;
-    if (words[0] != "sync" && words[0] != "mask" && words[0] != "null" && words[0] != "sleep") {
+    if (words[0] != "drain" && words[0] != "sync" && words[0] != "mask" && words[0] != "null" && words[0] != "sleep") {
       workers[words[0]].push(std::move(words));
       continue;
     }
     for (auto& worker : workers) worker.second.drain();
+    if (words[0] == "drain") continue;
     if (words[0] == "sleep") usleep(static_cast<useconds_t>(1000 * atoi(words[1].c_str())));
     if (words[0] == "mask") printf("%d\n", __atomic_load_n(&mask, __ATOMIC_RELAXED));
     else if (words[0] == "null") printf("%d\n", await(words[1]) == nullptr);
