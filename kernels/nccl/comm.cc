@@ -197,9 +197,9 @@ void close_comm(Comm* comm) {
   std::lock_guard<std::mutex> guard(registering);
   comm->closed_order = ++closed_count;
   close_marks(comm);
+  abandon_operations(comm);
   paceline_page_v1* page = live_page();
   if (page == nullptr || comm->slot < 0) return;
-  abandon_operations(comm);
   paceline_close_communicator_v1(page, comm->slot);
   retract_comm(comm);
 }

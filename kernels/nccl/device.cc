@@ -86,13 +86,13 @@ ProxyOp* op_of(ProxyStep* step) {
 
 void* start_kernel(const Descriptor& descriptor, uint64_t now_ns) {
   Event* task = handle_of<Event>(descriptor.parent, Kind::kTask);
-  if (task == nullptr) return nullptr;
+  if (task == nullptr || !try_hold(task)) return nullptr;
   Event* kernel = take_event(Kind::kKernel, task->comm);
   if (kernel == nullptr) {
+    release(task);
     count(Counter::kDropped);
     return nullptr;
   }
-  hold(task);
   kernel->parent = task;
   kernel->channel = descriptor.kernel.channel;
   if (Frame* frame = frame_of(task->comm)) {
@@ -132,7 +132,7 @@ void* start_proxy_op(Comm* comm, const Descriptor& descriptor, uint64_t) {
     return nullptr;
   }
   Event* task = handle_of<Event>(descriptor.parent, Kind::kTask);
-  if (task != nullptr) hold(task);
+  if (task != nullptr && !try_hold(task)) task = nullptr;
   op->parent = task;
   op->channel = descriptor.proxy_op.channel;
   op->direction = descriptor.proxy_op.is_send != 0 ? kSend : kReceive;

@@ -69,6 +69,14 @@ void give_proxy_op(ProxyOp* op) {
 
 void hold(Event* event) { event->holds.fetch_add(1, std::memory_order_relaxed); }
 
+bool try_hold(Event* event) {
+  int32_t held = event->holds.load(std::memory_order_relaxed);
+  while (held > 0) {
+    if (event->holds.compare_exchange_weak(held, held + 1, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
 void release(Event* event) {
   while (event != nullptr) {
     int32_t left = event->holds.fetch_sub(1, std::memory_order_acq_rel) - 1;

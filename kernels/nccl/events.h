@@ -115,6 +115,8 @@ Event* take_event(Kind kind, Comm* comm);
 ProxyOp* take_proxy_op(Comm* comm);
 void give_proxy_op(ProxyOp* op);
 void hold(Event* event);
+// Of a handle that NCCL names although it may be through with it: false where it was given back.
+bool try_hold(Event* event);
 void release(Event* event);
 
 constexpr uint32_t kEventsMax = 32'768;

@@ -22,7 +22,7 @@ void enter_all_to_all(Event* group, uint64_t now_ns) {
   GroupPart& members = group->members;
   Event* owner = nullptr;
   for (Event* call = members.first; call != nullptr; call = call->operation.next_member) {
-    bool entered = call->operation.ticket >= 0;  // a collective of the same group
+    bool entered = call->operation.ticket >= 0 || has(call, kListed);  // a collective of the same group
     if (call->comm != members.comm || entered || has(call, kCaptured)) continue;
     if (owner == nullptr) owner = call;
     if (call != owner) call->operation.owner = owner;

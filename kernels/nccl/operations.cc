@@ -1,9 +1,11 @@
 // The list is in order of entry, so groups of calls are, too. NCCL carries out the groups of one communicator one
 // after another: the end of an operation is the end of all groups before it. Where no kernel events come, an
 // operation stays open until the communicator's next group is called, and the frame says that completion cannot be
-// observed: it is the newest call, and nobody knows more (docs/adr/0032-nccl-rounds.md).
+// observed: it is the newest call, and nobody knows more (docs/adr/0032-nccl-rounds.md). A communicator without a frame
+// keeps the list for a second profiler: NCCL names the handles of tasks until their kernels have stopped.
 #include "operations.h"
 
+#include "groups.h"
 #include "names.h"
 #include "plugin.h"
 
@@ -93,6 +95,17 @@ void show_counts(Comm* comm) {
   show_flags(comm, others | (seen ? 0u : PACELINE_FRAME_FLAG_COUNTS_UNOBSERVABLE + 0u));
 }
 
+// Its ticket.
+int64_t write_entry(paceline_page_v1* page, Comm* comm, const paceline_operation_v1& what, uint32_t events,
+                    uint64_t now_ns) {
+  bool first = get(comm->frame->started) == 0 && get(comm->frame->p2p_started) == 0;
+  // Counts are compared between ranks from the first operation on: a gap makes them worthless for good.
+  bool asked = (events & events_asked() & event::kProxyStep) != 0;
+  comm->counts_exact = asked && (first || comm->counts_exact);
+  show_counts(comm);
+  return paceline_enter_at_v1(page, comm->slot, &what, now_ns);
+}
+
 }  // namespace
 
 paceline_operation_v1 describe(uint8_t function, uint8_t dtype, uint64_t count, int32_t peer) {
@@ -112,19 +125,15 @@ int32_t root_of(uint8_t function, int32_t root, const Comm* comm) {
 
 void enter(Event* operation, const paceline_operation_v1& what, uint32_t events, uint64_t now_ns) {
   Comm* comm = operation->comm;
-  paceline_page_v1* page = live_page();
-  if (page == nullptr || comm->slot < 0) return;
+  if (is_idle(comm)) return;
+  paceline_page_v1* page = comm->slot >= 0 ? live_page() : nullptr;
   std::lock_guard<std::mutex> guard(comm->mutex);
   if (!comm->live.load(std::memory_order_relaxed)) return count(Counter::kLate);
-  bool first = get(comm->frame->started) == 0 && get(comm->frame->p2p_started) == 0;
-  // Counts are compared between ranks from the first operation on: a gap makes them worthless for good.
-  bool asked = (events & events_asked() & event::kProxyStep) != 0;
-  comm->counts_exact = asked && (first || comm->counts_exact);
-  show_counts(comm);
+  if (has(operation, kListed)) return;  // without a page there is no ticket that would say so
   OperationPart& part = operation->operation;
-  part.ticket = paceline_enter_at_v1(page, comm->slot, &what, now_ns);
+  if (page != nullptr) part.ticket = write_entry(page, comm, what, events, now_ns);
   if (comm->open_count >= kOpenMax) {
-    paceline_complete_at_v1(page, part.ticket, 0, now_ns);
+    if (page != nullptr) paceline_complete_at_v1(page, part.ticket, 0, now_ns);
     part.ticket = -1;
     return count(Counter::kDropped);
   }
@@ -148,7 +157,6 @@ void enter_without_handle(Comm* comm, const paceline_operation_v1& what, uint64_
 
 void returned(Event* operation, bool kernels, uint64_t now_ns) {
   Comm* comm = operation->comm;
-  if (comm->slot < 0) return;
   std::lock_guard<std::mutex> guard(comm->mutex);
   if (!has(operation, kListed)) return;
   bool tracked = kernels && operation->operation.expected.load(std::memory_order_acquire) > 0;

@@ -86,6 +86,7 @@ void choose_events() {
   uint32_t events = page != nullptr ? events_for(tier, kernels) : 0;  // nothing to write them to
   show(tier, events);
   events |= chained_events();  // what comes for either of us is tracked alike
+  if ((events & event::kKernelCh) != 0) events |= events_for(0, false);  // whose kernels they are
   state.events.store(events, std::memory_order_relaxed);
   int* mask = state.mask.load(std::memory_order_acquire);
   if (mask != nullptr) __atomic_store_n(mask, static_cast<int>(events), __ATOMIC_RELAXED);
@@ -93,10 +94,9 @@ void choose_events() {
 
 void look_at_detail() {
   Plugin& state = plugin();
-  paceline_page_v1* page = live_page();
   // Without a mask nobody can be asked: the shim alone is here.
-  if (page == nullptr || state.mask.load(std::memory_order_relaxed) == nullptr) return;
-  bool same = requested_detail(page) == state.seen_detail.load(std::memory_order_relaxed);
+  if (state.mask.load(std::memory_order_relaxed) == nullptr) return;
+  bool same = requested_detail(live_page()) == state.seen_detail.load(std::memory_order_relaxed);
   if (!same || chain_wants_more()) choose_events();
 }
 

@@ -28,6 +28,7 @@ constexpr Result kInvalidUsage = 5, kInProgress = 7;
   X(ncclCommInitAll, (Handle*, int, const int*))                                                                    \
   X(ncclCommSplit, (Handle, int, int, Handle*, Config*))                                                            \
   X(ncclCommShrink, (Handle, int*, int, Handle*, Config*, int))                                                     \
+  X(ncclCommGrow, (Handle, int, const UniqueId*, int, Handle*, Config*))                                            \
   X(ncclCommFinalize, (Handle))                                                                                     \
   X(ncclCommDestroy, (Handle))                                                                                      \
   X(ncclCommAbort, (Handle))                                                                                        \

@@ -102,6 +102,15 @@ PACELINE_EXPORT Result ncclCommShrink(Handle comm, int* excluded, int count, Han
   return observe_start(start, caller, [&] { return forward(comm, excluded, count, child, config, flags); });
 }
 
+// Those who were there know the parent, those who come know the id: there is nothing that all members know, so the
+// communicator is the one that NCCL tells the profiler of, or nobody's.
+PACELINE_EXPORT Result ncclCommGrow(Handle comm, int nranks, const UniqueId* id, int rank, Handle* child,
+                                    Config* config) {
+  PACELINE_FIND(ncclCommGrow);
+  Start start{"ncclCommGrow", child, comm, 0, nranks, rank};
+  return observe_start(start, caller, [&] { return forward(comm, nranks, id, rank, child, config); });
+}
+
 PACELINE_EXPORT Result ncclCommFinalize(Handle comm) {
   PACELINE_FIND(ncclCommFinalize);
   return forward(comm);

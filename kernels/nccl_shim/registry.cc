@@ -70,7 +70,8 @@ void show_wait(const Start& start) {
   wait_is_ours = true;
   Text<64> what;
   what.add("%s", start.function);
-  if (start.nranks > 0) what.add(" rank %d of %d", start.rank, start.nranks);
+  if (start.nranks > 0 && start.rank >= 0) what.add(" rank %d of %d", start.rank, start.nranks);
+  else if (start.nranks > 0) what.add(" to %d ranks", start.nranks);
   paceline_page_set_host_wait_v1(page, PACELINE_HOST_WAIT_BOOTSTRAP, what.get(), -1);
 }
 
@@ -130,7 +131,7 @@ Comm* forget_comm(Handle handle) {
 
 int begin_start(const Start& start) {
   tune_clock();  // before the first call is timed
-  bool whole = start.nranks > 0;
+  bool whole = start.nranks > 0 && start.hash != 0;
   uint64_t since = whole ? 0 : last_opened();
   Comm* comm = whole ? open_called_comm(Opening{start.hash, nullptr, 0, start.nranks, start.rank, nullptr}) : nullptr;
   std::lock_guard<std::mutex> guard(mutex);
@@ -156,7 +157,7 @@ void end_start(int place, Result result, const void* caller) {
   Running& start = starts[place];
   if (result != kInProgress) return finish(&start, result, caller);
   start.in_call = false;
-  if (start.comm == nullptr) return;  // a child: known when its parent is through
+  if (start.comm == nullptr && start.parent != nullptr) return;  // a child: known when its parent is through
   start.handle = handle_of(start);
   bind(start.handle, start.comm);
 }
@@ -166,7 +167,8 @@ void check_starts(Handle handle, Result state, const void* caller) {
   std::lock_guard<std::mutex> guard(mutex);
   for (Running& start : starts) {
     if (!start.used || start.in_call) continue;
-    bool meant = start.handle != nullptr ? start.handle == handle : start.parent == handle;
+    bool meant = start.handle != nullptr ? start.handle == handle
+                                         : start.parent == handle || handle_of(start) == handle;
     if (meant) finish(&start, state, caller);
   }
 }

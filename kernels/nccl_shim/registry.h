@@ -15,7 +15,7 @@ struct Start {
   const char* function;  // as the operator is told
   Handle* where;         // NCCL puts the handle there, at the latest when it is through
   Handle parent;         // nullptr where there is none
-  uint64_t hash;         // the same for all members
+  uint64_t hash;         // the same for all members; 0: no member can tell
   int nranks, rank;      // -1: known only afterwards
 };
 

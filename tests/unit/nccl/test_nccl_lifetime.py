@@ -309,12 +309,7 @@ def test_time_above_the_budget_lowers_the_tier_and_says_so(start_nccl: StartNccl
 
 
 def test_second_profiler_is_called_with_its_own_handles(start_nccl: StartNccl, tmp_path: Path) -> None:
-    recorder = tmp_path / "recorder.so"
-    errors = compile_all([ROOT / "tests/gpu/recorder.cc"], recorder, ["-fPIC", "-O1"], ["-shared"])
-    assert not errors, errors
-    log = tmp_path / "calls"
-    process = start_nccl(PACELINE_CHAIN_PROFILER=str(recorder), RECORDER_FILE=str(log), RECORDER_MASK="4094")
-    trace = Trace()
+    process, trace = start_nccl(**record_calls(tmp_path)), Trace()
     context = trace.init()
     trace.run(context)
     late = trace.enter(context)
@@ -331,7 +326,7 @@ def test_second_profiler_is_called_with_its_own_handles(start_nccl: StartNccl, t
     process.make(trace)
     assert process.mask == 4094 | ENTRIES  # what either of them wants
     assert process.end() == 0
-    recorded = read_trace(log.read_text().splitlines()).calls  # refuses handles of others
+    recorded = read_trace((tmp_path / "calls").read_text().splitlines()).calls  # refuses handles of others
     calls = [call for call in recorded if call["call"] != "sample"]
     first, last = calls[0], calls[-1]
     assert (first["call"], first["hash"], first["nranks"], first["rank"]) == ("init", 12648430, 4, 0)
@@ -346,6 +341,57 @@ def test_second_profiler_is_called_with_its_own_handles(start_nccl: StartNccl, t
     assert all(call["parent"] for call in started.values() if call["type"] != "GroupApi")
     assert sum(call["type"] == "KernelCh" for call in started.values()) == 4
     assert len(started) == sum(call["call"] == "stop" for call in calls)
+
+
+@pytest.mark.parametrize("version", [4, 7])
+@pytest.mark.parametrize("place", ["disabled", "no frame left"])
+def test_second_profiler_sees_late_kernels_where_nothing_is_written(
+    start_nccl: StartNccl, tmp_path: Path, version: int, place: str
+) -> None:
+    """Kernels begin when NCCL is through with their task: its handle has to outlive that, page or none."""
+    process = start_nccl(
+        version,
+        **record_calls(tmp_path),
+        **({"PACELINE_DISABLED": "1"} if place == "disabled" else {}),
+    )
+    trace = Trace(min(version, 5))
+    for number in range(0 if place == "disabled" else 64):
+        trace.init(hash_=0x100 + number)
+    context = trace.init()
+    late = []
+    for _ in range(3):
+        operation = trace.enter(context)
+        trace.launch_kernels(operation)
+        trace.begin_task(operation)
+        trace.end_task(operation)
+        late.append(operation)
+    process.make(trace)
+    for operation in late:
+        trace.begin_kernels(operation)
+        trace.end_kernels(operation)
+    for _ in range(4_200):  # more than a communicator keeps open
+        trace.run(context, channels=1, network=False)
+    process.make(trace)
+    trace.finalize(context)
+    process.make(trace)
+    assert process.end() == 0
+    calls = read_trace((tmp_path / "calls").read_text().splitlines()).calls
+    started = {call["handle"]: call for call in calls if call["call"] == "start"}
+    kernels = [_chain(call, started)[:2] for call in started.values() if call["type"] == "KernelCh"]
+    assert kernels == [("KernelCh", "Coll")] * (2 * 3 + 4_200)
+    assert len(started) == sum(call["call"] == "stop" for call in calls)
+
+
+def record_calls(folder: Path) -> dict[str, str]:
+    """The environment with a recorder of everything behind the plugin; it writes to `calls`."""
+    recorder = folder / "recorder.so"
+    errors = compile_all([ROOT / "tests/gpu/recorder.cc"], recorder, ["-fPIC", "-O1"], ["-shared"])
+    assert not errors, errors
+    return {
+        "PACELINE_CHAIN_PROFILER": str(recorder),
+        "RECORDER_FILE": str(folder / "calls"),
+        "RECORDER_MASK": "4094",
+    }
 
 
 def _chain(call: Call, started: dict[int, Call]) -> tuple[str, ...]:

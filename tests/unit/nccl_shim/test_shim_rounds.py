@@ -9,7 +9,11 @@ BOTH = Source.NCCL_SHIM | Source.NCCL_PROFILER
 
 
 def rounds(process: ShimProcess) -> list[tuple[int, ...]]:
-    entries = process.detail().rounds
+    return rounds_of(process, 0)
+
+
+def rounds_of(process: ShimProcess, place: int) -> list[tuple[int, ...]]:
+    entries = process.detail(place).rounds
     kept = entries[entries["round"] > 0]
     names = ("round", "function", "count", "reduce_op", "peer")
     return sorted({tuple(int(entry[name]) for name in names) for entry in kept})  # some are kept twice
@@ -127,6 +131,45 @@ def test_a_communicator_of_a_split_is_that_of_the_plugin(start_shim: StartShim) 
     assert [int(f["nranks"]) for f in frames] == [8, 4, 7]
     assert [int(f["started"]) for f in frames] == [0, 1, 2]
     assert [int(f["sources"]) for f in frames] == [BOTH] * 3
+
+
+@pytest.mark.parametrize("call", ["grow 0 1 6 -1 -1", "grow 0 1 6 9 -1", "grow -1 1 6 9 2"])
+def test_a_communicator_that_grew_is_that_of_the_plugin(start_shim: StartShim, call: str) -> None:
+    """Those who were there know the parent, those who come the id: only NCCL knows what all have."""
+    process = start_shim(5)
+    process.all("init 0 4 2 1", call, "allreduce 1 8 7 2", "allreduce 1 8 7 2")
+    grown = process.read().frames[1]
+    assert (grown["nranks"], grown["comm_rank"], grown["started"]) == (6, 2, 2)
+    assert grown["sources"] == BOTH, "the shim's calls and the plugin's are one count"
+    assert rounds_of(process, 1)[0] == (1, Function.ALL_REDUCE, 8, ReduceOp.MAX, -1)
+    process.all("destroy 1")
+    assert process.read().frames[1]["flags"] & FrameFlag.CLOSED
+    alone = start_shim()
+    alone.all("init 0 4 2 1", call, "allreduce 1 8 7 2")
+    assert len(alone.read().frames) == 1, "without the plugin it is nobody's"
+
+
+@pytest.mark.parametrize(
+    ("call", "words", "asked"),
+    [
+        ("grow 0 1 6 -1 -1", b"ncclCommGrow to 6 ranks", "async 0"),
+        ("grow -1 1 6 9 5", b"ncclCommGrow rank 5 of 6", "async 1"),
+    ],
+)
+def test_growing_is_an_initialisation_that_is_waited_for(
+    start_shim: StartShim, call: str, words: bytes, asked: str
+) -> None:
+    process = start_shim(5)
+    process.all("init 0 4 2 1", "answer 7")
+    assert process.call(call) == 7
+    process.all("answer 0", "state 7")
+    assert process.call(asked) == 7
+    waits = process.read().process
+    assert waits["host_wait"] == HostWait.BOOTSTRAP
+    assert bytes(waits["host_wait_name"]).rstrip(b"\0") == words
+    process.all("state 0", asked, "allreduce 1 8 7 0")
+    assert process.read().process["host_wait"] == HostWait.NONE
+    assert process.read().frames[1]["started"] == 1
 
 
 def test_all_devices_of_one_process(start_shim: StartShim) -> None:

@@ -61,6 +61,11 @@ int run_init(const std::string& name, const Numbers& n) {
   if (name == "split") return ncclCommSplit(comms[n[0]], at(2), at(3), &comms[n[1]], nullptr);
   int excluded[] = {n.size() > 2 ? at(2) : 0};
   if (name == "shrink") return ncclCommShrink(comms[n[0]], excluded, 1, &comms[n[1]], nullptr, 1);
+  if (name == "grow") {  // PARENT or -1, CHILD, RANKS, ID or -1, RANK
+    UniqueId root = id_of(at(3));
+    Handle parent = n[0] < 0 ? nullptr : comms[n[0]];
+    return ncclCommGrow(parent, at(2), n[3] < 0 ? nullptr : &root, at(4), &comms[n[1]], &config);
+  }
   return -1000;
 }
 

@@ -234,6 +234,11 @@ API(Result, ncclCommShrink, Handle comm, int* excluded, int count, Handle* child
   start(child, parent->nranks - count, parent->rank, parent->hash);
   return note("CommShrink %d %d %d %d", excluded[0], count, config != nullptr, flags);
 }
+API(Result, ncclCommGrow, Handle comm, int nranks, const UniqueId* id, int rank, Handle* child, Config* config) {
+  start(child, nranks, comm != nullptr ? static_cast<FakeComm*>(comm)->rank : rank, 4242);
+  return note("CommGrow %d %d %d %d %d", comm != nullptr, nranks, id != nullptr ? id->bytes[0] : -1, rank,
+              config != nullptr);
+}
 API(Result, ncclCommFinalize, Handle) { return note("CommFinalize"); }
 API(Result, ncclCommDestroy, Handle comm) {
   finish(comm);
