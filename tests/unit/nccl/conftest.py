@@ -35,6 +35,7 @@ NATIVE = Path(__file__).parent / "native"
 FLAGS = ("-std=c++17", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
 SANITIZER = ("-fsanitize=thread", "-O0", "-g1", "-Wno-tsan")
 BUILDS = ["normal", "sanitized"]
+DRIVER = "libcuda.so.1"
 RANKS = 4
 STALL_S = 0.4
 
@@ -77,6 +78,12 @@ def unless_changed(path: Path | None) -> Path | None:
 
 def build_harness(target: Path, *flags: str) -> str:
     return compile_all([NATIVE / "harness.cc"], target, flags, ["-rdynamic", "-ldl"])
+
+
+def build_driver(target: Path, *flags: str) -> str:
+    """CUDA's driver as the tests need it; NCCL's plugin finds it by its name where it is loaded."""
+    link = ["-shared", f"-Wl,-soname,{DRIVER}"]
+    return compile_all([NATIVE / "fake_cuda.cc"], target, ["-fPIC", *flags], link)
 
 
 def skip_without_sanitizer(errors: str, *command: str | Path, **environment: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from paceline.contracts.codes import FrameFlag, Function, OpState
 from paceline.contracts.layout import MARK_ROUND_BITS
 from paceline.contracts.verdicts import SubReason, VerdictClass
 from tests.unit.nccl.calls import USER, Operation, Trace
-from tests.unit.nccl.conftest import NATIVE, StartNccl, verdict_of
+from tests.unit.nccl.conftest import DRIVER, StartNccl, build_driver, verdict_of
 from tests.unit.nccl.test_nccl_agent import Job
 from tests.waiting import until
 
@@ -38,7 +37,11 @@ class Driver:
         file.write_bytes(bytes(4096))
         self.words = np.memmap(file, np.uint64, "r+")
         self.words[ALLOWED] = allowed
-        self.environment = {"LD_PRELOAD": str(library), "FAKE_CUDA": str(file), "PACELINE_NCCL_MARKER": "1"}
+        self.environment = {
+            "HARNESS_DRIVER": str(library),
+            "FAKE_CUDA": str(file),
+            "PACELINE_NCCL_MARKER": "1",
+        }
 
     def settle(self) -> None:
         """Wait until the GPU has made all the writes that it may make now."""
@@ -47,14 +50,8 @@ class Driver:
 
 @pytest.fixture(scope="session")
 def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("cuda") / "libcuda.so.1"
-    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    source = str(NATIVE / "fake_cuda.cc")
-    done = subprocess.run(
-        [*command, "-Wl,-soname,libcuda.so.1", source, "-o", target],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    target = tmp_path_factory.mktemp("cuda") / DRIVER
+    assert build_driver(target, "-O1") == ""
     return target
 
 
@@ -298,7 +295,7 @@ def test_gpu_that_cannot_is_left_alone_and_said(
     assert process.read().process["nccl_marker"] == state
 
 
-@pytest.mark.parametrize("without", ["LD_PRELOAD", "PACELINE_NCCL_MARKER"])
+@pytest.mark.parametrize("without", ["HARNESS_DRIVER", "PACELINE_NCCL_MARKER"])
 def test_nothing_is_asked_without_a_driver_or_unless_wanted(
     start_nccl: StartNccl, make_driver: Callable[..., Driver], without: str
 ) -> None:
@@ -307,7 +304,7 @@ def test_nothing_is_asked_without_a_driver_or_unless_wanted(
     process, trace = start_nccl(**environment), Trace()
     frame = run_with(process, trace, trace.init())
     assert (frame["gpu_tag"], driver.words[QUEUED], driver.words[REGISTERED]) == (0, 0, 0)
-    expected = NO_DRIVER if without == "LD_PRELOAD" else NOT_YET
+    expected = NO_DRIVER if without == "HARNESS_DRIVER" else NOT_YET
     assert process.read().process["nccl_marker"] == expected
 
 

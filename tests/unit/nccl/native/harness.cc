@@ -1,6 +1,7 @@
 // Loads a profiler plugin as NCCL does and makes the calls that it is told to make, one line each:
 //
-//   harness PLUGIN [NEWEST]       NEWEST: highest version to look for (default 7)
+//   harness PLUGIN [NEWEST]       NEWEST: highest version to look for (default 7). HARNESS_DRIVER: a library that the
+//                                 process loads before, as programs load CUDA's driver at run time
 //   THREAD init CTX NAME HASH NODES NRANKS RANK LOG    NAME - and LOG 0: nullptr
 //   THREAD sample HANDLE          keeps the mask as it is now, as NCCL does at the start of a group
 //   THREAD start HANDLE CTX TYPE FIELD...    FIELD: w@OFFSET=VALUE; w of b d q (1, 4, 8 bytes), s text, h handle;
@@ -276,6 +277,8 @@ extern "C" __attribute__((visibility("default"))) int ncclGetVersion(int* versio
 
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
+  const char* driver = getenv("HARNESS_DRIVER");
+  if (driver != nullptr && dlopen(driver, RTLD_NOW | RTLD_LOCAL) == nullptr) fail(dlerror());
   handles = new std::atomic<void*>[kHandlesMax];
   for (size_t i = 0; i < kHandlesMax; i++) handles[i].store(kUnset, std::memory_order_relaxed);
   if (!load(argv[1], argc > 2 ? atoi(argv[2]) : 7)) fail("no ncclProfiler symbol");
