@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.trainer.identity import Surroundings, parse_pid_start
+from paceline.trainer.nccl_loaded import loaded_version
 
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 _GPUS_MAX = 64
@@ -80,7 +81,8 @@ def pid_start() -> int:
 def versions(torch_version: str) -> dict[str, str]:
     """What the registry records of the software in this process."""
     python = ".".join(map(str, sys.version_info[:3]))
-    return {"python": python, "torch": torch_version} if torch_version else {"python": python}
+    torch = {"torch": torch_version} if torch_version else {}
+    return {"python": python, **torch, **loaded_version()}
 
 
 def read_text(path: str) -> str:
