@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import fcntl
 import json
 import os
 import socket
@@ -19,9 +20,11 @@ from paceline.contracts.agent_socket import MESSAGE_BYTES_MAX, CommunicatorOpene
 from paceline.contracts.batch import RowKind
 from paceline.contracts.layout import PAGE_BYTES
 from paceline.contracts.registry import CommunicatorRecord
+from paceline.probe.control import F_SEAL_SHRINK
 from paceline.probe.writer import Page
 
 Eventually = Callable[..., Awaitable[Any]]
+F_ADD_SEALS = 1033
 HELLO = Hello("job", "declared", "a1", "declared", 0, 2, 0, os.getpid(), 0)
 
 
@@ -141,6 +144,33 @@ async def test_page_that_is_not_sealed_is_refused(peer: Peer) -> None:
     answer = await peer.hear()
     assert answer is not None
     assert "seals" in answer["reason"]
+
+
+@pytest.mark.parametrize("size", [0, 4096, PAGE_BYTES - 1])
+async def test_truncated_page_is_refused_as_such(peer: Peer, size: int) -> None:
+    """Not as one without a seal: who reads it has to know what happened, and what to do."""
+    fd = os.memfd_create("mad")
+    os.ftruncate(fd, PAGE_BYTES)
+    os.ftruncate(fd, size)
+    await peer.say(encode_message(HELLO), [fd, fd])
+    os.close(fd)
+    answer = await peer.hear()
+    assert answer is not None
+    assert f"page size is {size} bytes, expected {PAGE_BYTES} bytes" in answer["reason"]
+    assert "its owner has truncated it" in answer["reason"]
+    assert "restart it" in answer["reason"]
+
+
+async def test_page_of_another_size_that_is_sealed_is_of_another_version(peer: Peer) -> None:
+    fd = os.memfd_create("old", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, PAGE_BYTES // 2)
+    fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)
+    await peer.say(encode_message(HELLO), [fd, fd])
+    os.close(fd)
+    answer = await peer.hear()
+    assert answer is not None
+    assert f"page size is {PAGE_BYTES // 2} bytes, expected {PAGE_BYTES} bytes" in answer["reason"]
+    assert "another version of the probe" in answer["reason"]
 
 
 async def test_other_pid_is_refused(peer: Peer, page: Page) -> None:

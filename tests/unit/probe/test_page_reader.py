@@ -124,7 +124,7 @@ def test_wrong_header_is_refused_by_name(
 
 @pytest.mark.parametrize("size", [0, 1, 4096, PAGE_BYTES - 1, PAGE_BYTES + 1])
 def test_page_of_another_size_is_refused(memory: Callable[..., int], size: int) -> None:
-    with pytest.raises(PageError, match=f"page size is {size}, expected {PAGE_BYTES} bytes"):
+    with pytest.raises(PageError, match=f"page size is {size} bytes, expected {PAGE_BYTES} bytes"):
         PageReader(memory(bytes(size)))
 
 
@@ -149,7 +149,7 @@ def test_descriptor_that_is_no_memfd_is_refused(image: bytearray) -> None:
 
 
 def test_control_page_is_checked_too(probe: Probe, memory: Callable[..., int]) -> None:
-    with pytest.raises(PageError, match=f"control page size is 16, expected {CONTROL_BYTES} bytes"):
+    with pytest.raises(PageError, match=f"control page size is 16 bytes, expected {CONTROL_BYTES} bytes"):
         ControlPage(memory(bytes(16)))
     with pytest.raises(PageError, match="control page seals is 0x0"):
         ControlPage(memory(bytes(CONTROL_BYTES), 0))

@@ -12,6 +12,11 @@ from paceline.probe.errors import PageError
 
 F_GET_SEALS = 1034
 F_SEAL_SHRINK = 0x0002
+_TRUNCATED = (
+    "its owner has truncated it, which the probe's own pages do not allow; the process trains on unobserved "
+    "until it hands over a whole page: restart it, and find what resizes its memfds"
+)
+_OTHER_VERSION = "another version of the probe made it; install the paceline-probe of the agent in the job"
 
 
 def check_descriptor(name: str, fd: int, size: int) -> None:
@@ -24,10 +29,13 @@ def check_descriptor(name: str, fd: int, size: int) -> None:
         actual = os.fstat(fd).st_size
     except OSError as error:
         raise PageError(f"{name} descriptor", f"not a memfd ({error.strerror})", "a sealed memfd") from None
-    if not seals & F_SEAL_SHRINK:
+    sealed = bool(seals & F_SEAL_SHRINK)
+    if actual < size and not sealed:
+        raise PageError(f"{name} size", f"{actual} bytes", f"{size} bytes: {_TRUNCATED}")
+    if not sealed:
         raise PageError(f"{name} seals", f"{seals:#x}", f"F_SEAL_SHRINK ({F_SEAL_SHRINK:#x}) set")
     if actual != size:
-        raise PageError(f"{name} size", actual, f"{size} bytes")
+        raise PageError(f"{name} size", f"{actual} bytes", f"{size} bytes: {_OTHER_VERSION}")
 
 
 class ControlPage:
