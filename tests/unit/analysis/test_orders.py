@@ -11,6 +11,7 @@ from paceline.analysis.builder import build_evidence
 from paceline.analysis.facts import Line, Origin, Speaker
 from paceline.analysis.locate import ring_by_counts
 from paceline.analysis.order_log import OrderLog
+from paceline.analysis.order_memory import JoinedOrders
 from paceline.analysis.orders import (
     Known,
     Order,
@@ -208,6 +209,44 @@ def test_evidence_has_the_order_of_all_nodes() -> None:
     assert (alone.ring_of(0), alone.orders_refused) == ("", {"order_incomplete": 2})
     own = build_evidence([], job, nodes, [replace(comm, ring="0-10/2")])
     assert own.ring_of(0) == "0-10/2"
+
+
+def test_parts_are_read_once_as_long_as_they_say_the_same() -> None:
+    """A judgement every few seconds must not parse the orders of the whole job each time."""
+    parts = parts_of([0, 1, 3, 2, 5, 4], [-1, 0, 1, 0, 3, 3], [[0, 1], [2, 3], [4, 5]])
+    job, nodes, comm = records(parts)
+    orders = JoinedOrders()
+    first = build_evidence([], job, nodes, [comm], orders=orders)
+    assert orders.parsed == 3
+    again = [replace(node, orders=tuple(replace(part) for part in node.orders)) for node in nodes]
+    for said in (nodes, again):  # agents repeat their records
+        evidence = build_evidence([], job, said, [comm], orders=orders)
+        assert (evidence.comm_rings, evidence.comm_trees) == (first.comm_rings, first.comm_trees)
+    assert orders.parsed == 3
+    assert build_evidence([], job, nodes[:2], [comm], orders=orders).orders_refused == {"order_incomplete": 2}
+    moved = replace(comm, ranks="1-11/2")
+    assert build_evidence([], job, nodes, [moved], orders=orders).ring_of(0) == "1,3,7,5,11,9"
+    assert (orders.parsed, len(orders)) == (8, 1)
+
+
+def test_what_is_kept_of_orders_is_bounded() -> None:
+    orders = JoinedOrders(kept_max=2)
+    parts = parts_of([0, 1], [-1, 0], [[0, 1]])
+    for name in ("a", "b", "a", "c", "a"):
+        assert orders.find(name, [4, 7], parts).ring == "4,7"
+    assert (len(orders), orders.parsed) == (2, 3)
+    assert orders.find("b", [4, 7], parts).tree == "-1,0"
+    assert orders.parsed == 4
+
+
+def test_texts_of_the_registry_are_read_once() -> None:
+    job, _, comm = records([])
+    evidence = build_evidence([], job, [], [replace(comm, ring="0-10/2", tree="-1,0,1,0,3,3")])
+    first, second = tree_parents(evidence, 0), tree_parents(evidence, 0)
+    assert first[0] is second[0]
+    assert first[0].tolist() == [-1, 0, 1, 0, 3, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        first[0][0] = 1
 
 
 def ring_of(sent: list[int], received: list[int]) -> Transfers:

@@ -22,11 +22,13 @@ from paceline.analysis.evidence import (
     Mask,
 )
 from paceline.analysis.health_bound import bounded_health
+from paceline.analysis.order_memory import JoinedOrders, JoinedTexts
 from paceline.analysis.orders import MEMBERS_MAX as ORDER_MEMBERS_MAX
-from paceline.analysis.orders import Order, join_parts
 from paceline.contracts.batch import ROW_DTYPES, Batch, RowKind, Rows
 from paceline.contracts.ids import format_communicator, parse_communicator, rank_spans
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord, OrderPart
+
+_MEMBERS_UNKNOWN = JoinedTexts("", "", ("order_members_unknown",))
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,12 @@ def build_evidence(
     health: Iterable[HealthEvent] = (),
     job_id: str = "",
     attempt: str = "",
+    orders: JoinedOrders | None = None,
 ) -> JobEvidence:
     """Evidence of one job attempt; `batches` oldest first. Never raises for odd content.
 
-    `job_id` and `attempt` are needed only where there is neither a batch nor a job record.
+    `job_id` and `attempt` are needed only where there is neither a batch nor a job record. `orders` keeps
+    what was read of ring and tree orders from one call to the next.
     """
     name = job.job if job else batches[-1].job if batches else job_id
     run = job.attempt if job else batches[-1].attempt if batches else attempt
@@ -59,14 +63,9 @@ def build_evidence(
     tables: dict[RowKind, Rows] = {kind: _gather(mine, kind) for kind in RowKind if kind is not RowKind.FRAME}
     node_records = sorted((n for n in nodes if n.attempt == run), key=lambda n: n.node)
     world = _world_size(job, tables, node_records)
-    ignored = 0
-    for kind in tables:
-        if "rank" in (tables[kind].dtype.names or ()):
-            inside = tables[kind]["rank"] < world
-            ignored += int(np.count_nonzero(~inside))
-            tables[kind] = tables[kind][inside]
+    ignored = _drop_strangers(tables, world)
     comms = _communicators(tables[RowKind.STATE], [c for c in communicators if c.attempt == run], world)
-    refused = _join_orders(comms, tables[RowKind.STATE], node_records)
+    refused = _join_orders(comms, tables[RowKind.STATE], node_records, orders)
     comm_ids = np.array(sorted(comms), np.uint64)
     ordered = [comms[int(comm)] for comm in comm_ids]
     sizes = np.array([len(comm.ranks) for comm in ordered], np.int64)
@@ -114,6 +113,17 @@ def build_evidence(
         comm_trees=tuple(comm.tree for comm in ordered),
         orders_refused=refused,
     )
+
+
+def _drop_strangers(tables: dict[RowKind, Rows], world: int) -> int:
+    """Takes rows of ranks that the job does not have out of `tables`; how many there were."""
+    ignored = 0
+    for kind in tables:
+        if "rank" in (tables[kind].dtype.names or ()):
+            inside = tables[kind]["rank"] < world
+            ignored += int(np.count_nonzero(~inside))
+            tables[kind] = tables[kind][inside]
+    return ignored
 
 
 def newest(rows: Rows, keys: tuple[str, ...]) -> Rows:
@@ -184,7 +194,9 @@ def _communicators(
     return found
 
 
-def _join_orders(comms: dict[int, _Communicator], state: Rows, nodes: Sequence[NodeRecord]) -> dict[str, int]:
+def _join_orders(
+    comms: dict[int, _Communicator], state: Rows, nodes: Sequence[NodeRecord], kept: JoinedOrders | None
+) -> dict[str, int]:
     """Give communicators on several nodes the order that their nodes know together; reasons where there
     is none."""
     parts: dict[str, list[OrderPart]] = {}
@@ -194,16 +206,17 @@ def _join_orders(comms: dict[int, _Communicator], state: Rows, nodes: Sequence[N
     if not parts:
         return {}
     refused: dict[str, int] = {}
+    joined = JoinedOrders() if kept is None else kept
     for number, comm in list(comms.items()):
-        mine = parts.get(format_communicator(number))
+        name = format_communicator(number)
+        mine = parts.get(name)
         if mine is None or comm.ring or comm.tree:
             continue
-        size = len(comm.ranks)
-        whole = not comm.inferred or _is_whole(state, number, size)
-        order = join_parts(size, mine) if whole else Order()
-        for reason in order.reasons if whole else ["order_members_unknown"]:
+        whole = not comm.inferred or _is_whole(state, number, len(comm.ranks))
+        order = joined.find(name, comm.ranks, mine) if whole else _MEMBERS_UNKNOWN
+        for reason in order.reasons:
             refused[reason] = refused.get(reason, 0) + 1
-        comms[number] = replace(comm, ring=order.ring_text(comm.ranks), tree=order.tree_text())
+        comms[number] = replace(comm, ring=order.ring, tree=order.tree)
     return refused
 
 

@@ -13,6 +13,7 @@ from paceline.analysis.episodes import Episode, EpisodePolicy, after_progress, d
 from paceline.analysis.evidence import JobEvidence
 from paceline.analysis.health_bound import fresh_health
 from paceline.analysis.judge import Judgement, explain
+from paceline.analysis.order_memory import JoinedOrders
 from paceline.analysis.policy import JudgePolicy
 from paceline.contracts.batch import Batch, BatchKind
 from paceline.contracts.ids import derived_id
@@ -99,6 +100,7 @@ class Replay:
         self._nodes: dict[tuple[str, str], NodeRecord] = {}
         self._communicators: dict[str, CommunicatorRecord] = {}
         self._health: dict[str, HealthEvent] = {}
+        self._orders = JoinedOrders()
         self._shards: dict[int, _Shard] = {}
         self._open: dict[bool, _Open] = {}  # by whether it is slow
         self._spans: list[Span] = []
@@ -310,6 +312,7 @@ class Replay:
             health,
             job_id=self._job,
             attempt=self._attempt,
+            orders=self._orders,
         )
 
     def _merged_nodes(self) -> list[NodeRecord]:

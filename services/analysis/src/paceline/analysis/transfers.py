@@ -6,6 +6,7 @@ counts are cumulative: a link carries the same number at both ends once a round 
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from paceline.contracts.ids import parse_ranks
 UNSEEN = -1
 RING, FIRST_TREE, SECOND_TREE = 0, 1, 2  # channel groups of the edge table
 SEND, RECEIVE = 0, 1
+TEXTS_KEPT = 32  # orders that were parsed: one of a million ranks takes 8 MB
 # A wait that takes most of an interval between two samples is what the rank does.
 WAITING_SHARE = 0.25
 _SENDER_WAITS = (TransferState.PEER_WAIT, TransferState.SEND_WAIT, TransferState.SEND_PEER_WAIT)
@@ -158,10 +160,7 @@ def ring_order(evidence: JobEvidence, op: int) -> Ints | None:
     text, members = evidence.ring_of(op), evidence.members(op)
     if not text or len(members) < 2:
         return None
-    try:
-        order = parse_ranks(text, len(members) + 1)
-    except ValueError:
-        return None  # also where several rings are named
+    order = _ring_of_text(text, len(members))
     if len(order) != len(members):
         return None
     where = {int(rank): index for index, rank in enumerate(members)}
@@ -171,17 +170,32 @@ def ring_order(evidence: JobEvidence, op: int) -> Ints | None:
 
 def tree_parents(evidence: JobEvidence, op: int) -> list[Ints]:
     """Parent of every member (communicator ranks, -1 the root) for each tree that the registry names."""
-    size = len(evidence.members(op))
+    return list(_trees_of_text(evidence.tree_of(op), len(evidence.members(op))))
+
+
+@lru_cache(TEXTS_KEPT)
+def _ring_of_text(text: str, size: int) -> tuple[int, ...]:
+    """Global ranks in ring order; empty where the text names several rings or none."""
+    try:
+        return tuple(parse_ranks(text, size + 1))
+    except ValueError:
+        return ()
+
+
+@lru_cache(TEXTS_KEPT)
+def _trees_of_text(text: str, size: int) -> tuple[Ints, ...]:
+    """At most two, read-only: they are shared between judgements."""
     found: list[Ints] = []
-    for part in filter(None, evidence.tree_of(op).split(";")):
+    for part in filter(None, text.split(";")):
         try:
             parents = np.array([int(value) for value in part.split(",")], np.int64)
         except ValueError:
             continue
         valid = len(parents) == size and int(parents.min()) >= -1 and int(parents.max()) < size
         if valid and int(np.count_nonzero(parents == -1)) == 1 and _has_no_circle(parents):
+            parents.flags.writeable = False
             found.append(parents)
-    return found[:2]
+    return tuple(found[:2])
 
 
 def _has_no_circle(parents: Ints) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.analysis import JobEvidence, build_evidence
 from paceline.analysis.health_bound import REMARKS, fresh_health
+from paceline.analysis.order_memory import JoinedOrders
 from paceline.contracts.batch import Batch, BatchKind
 from paceline.contracts.registry import CommunicatorRecord, HealthEvent, JobRecord, NodeRecord
 from paceline.localizer.health_log import HealthLog
@@ -68,6 +69,7 @@ class AttemptMemory:
     communicators: dict[str, CommunicatorRecord] = field(default_factory=dict)
     health: HealthLog = field(default_factory=HealthLog)
     shards: dict[int, ShardSignals] = field(default_factory=dict)
+    orders: JoinedOrders = field(default_factory=JoinedOrders)
 
     def note(self, record: Registry, bounds: MemoryBounds) -> bool:
         """Keep a registry record; False where a bound forbids it."""
@@ -100,6 +102,7 @@ class AttemptMemory:
             fresh_health([*node_health, *self.health], stalled_unix_s),
             job_id=self.job,
             attempt=self.attempt,
+            orders=self.orders,
         )
 
     def forget_signals(self) -> None:
