@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.analysis.detection import DecisionKind, DetectionPolicy, Gate, Reason, StallPolicy
-from paceline.contracts.codes import ExitKind, FrameFlag, HostWait, Phase, ProcessState
+from paceline.contracts.codes import ExitKind, FrameFlag, Function, HostWait, Phase, ProcessState
 
 STALLED, CLEAR, ENDED = DecisionKind.STALLED, DecisionKind.CLEAR, DecisionKind.ENDED
 
@@ -130,6 +130,60 @@ class TestWarmup:
         job.run(1.0)
         job.hang(7, missing=[0])
         assert stalls(seen.idle(8))
+
+    def test_rounds_again_and_again_end_the_warmup_of_a_job_without_steps(
+        self, fake_job: Any, watch: Any
+    ) -> None:
+        """As NCCL's plugin alone shows a job that hangs half a minute after its start."""
+        job, seen = self.fresh(fake_job, watch)
+        seen.healthy(25)
+        job.hang(7, missing=[3])
+        found = stalls(seen.idle(8))
+        assert found[0].reason is Reason.NO_PROGRESS
+
+    @pytest.mark.parametrize("change", ["few rounds", "one burst", "broadcasts"])
+    def test_setup_is_no_evidence_of_training(self, fake_job: Any, watch: Any, change: str) -> None:
+        job, seen = self.fresh(fake_job, watch)
+        if change == "broadcasts":
+            job.function = Function.BROADCAST
+            seen.healthy(25)
+        elif change == "one burst":
+            job.run(1.0, rounds=500)
+            seen.idle(25)
+        else:
+            job.run(1.0, rounds=19)
+            seen.tick()
+        job.hang(7, missing=[3])
+        assert seen.idle(60) == []
+
+    def test_messages_alone_end_it_after_a_minute(self, fake_job: Any, watch: Any) -> None:
+        job, seen = self.fresh(fake_job, watch)
+        for _ in range(62):
+            for member in job.member.values():
+                member.send_count += 1
+            job.run(1.0, rounds=0)
+            seen.tick()
+        for rank in (2, 3):
+            job.peers[7, rank] = [(5 - rank, 0, job.now_s)]
+        assert stalls(seen.idle(8))
+
+    def test_a_detector_that_comes_late_sees_that_the_setup_is_long_past(
+        self, fake_job: Any, watch: Any
+    ) -> None:
+        job, seen = self.fresh(fake_job, watch)
+        for member in job.member.values():
+            member.entered = member.completed = 50_000
+        job.hang(7, missing=[3])
+        assert stalls(seen.idle(8))
+
+    def fresh(self, fake_job: Any, watch: Any) -> Any:
+        """Nobody counts steps, and no round was called yet."""
+        job = fake_job()
+        for process in job.process.values():
+            process.step = 0
+        for member in job.member.values():
+            member.entered = member.completed = 0
+        return job, watch(job, healthy=0)
 
     def test_stepless_job_is_warm_after_a_minute_of_rounds(self, fake_job: Any, watch: Any) -> None:
         job, seen = self.make(fake_job, watch)

@@ -16,6 +16,7 @@ from paceline.analysis.detection.gates import (
     host_wait_limits_ms,
     is_stepless_warm,
     judge_gate,
+    moves_on,
 )
 from paceline.analysis.detection.intake import Sampled, take_members, take_processes, waves_of
 from paceline.analysis.detection.iterations import IterationWatch
@@ -60,7 +61,8 @@ class JobBlock:
         self.gone_since_ns = 0
         self.world_size = 0  # 0 = unknown
         self.stepless_warm = False
-        self.completed_before = 0
+        self.stepless_beats = 0
+        self.beat_looked_ns = 0
         self.usual_wait_ms = 0
         self.longest_wait_ms = 0
         self.asked_until_ns = 0
@@ -321,11 +323,15 @@ class JobBlock:
         )
 
     def _note_warmth(self) -> None:
-        if self.stepless_warm or len(self.members) == 0:
+        if self.stepless_warm or len(self.members) == 0 or self.processes.step.any():
             return
+        moves = moves_on(self.members, self.beat_looked_ns)
+        self.beat_looked_ns = self.now_ns
+        self.stepless_beats += moves
         age_ns = self.now_ns - self.first_ns
-        self.stepless_warm = is_stepless_warm(self.members, self.completed_before, age_ns, self.policy.stall)
-        self.completed_before = int(self.members.completed.max())
+        self.stepless_warm = is_stepless_warm(
+            self.members, self.stepless_beats, moves, age_ns, self.policy.stall
+        )
 
     def _learn_wait(self, peers: Rows) -> None:
         if self.suspicion.active or self.gate.gate is not Gate.NONE:

@@ -9,7 +9,7 @@ from paceline.analysis.detection.members import Members
 from paceline.analysis.detection.policy import StallPolicy
 from paceline.analysis.detection.processes import GONE, Mark, Processes
 from paceline.analysis.detection.reasons import Gate
-from paceline.contracts.codes import Phase
+from paceline.contracts.codes import Function, Phase
 
 LIMIT_NEVER_MS = 2**62
 
@@ -74,11 +74,25 @@ def _long_ms(policy: StallPolicy, phase: Phase) -> int:
     return int(policy.phase_limit_s.get(phase, policy.backstop_s) * 1000)
 
 
-def is_stepless_warm(members: Members, completed_before: int, age_ns: int, policy: StallPolicy) -> bool:
-    """Rounds still complete after a minute, so the job is past its set-up although it counts no steps."""
+def moves_on(members: Members, since_ns: int) -> bool:
+    """Whether something other than a broadcast went on in a sample taken since: set-up hands parameters
+    out by broadcasts, for as long as it takes."""
+    moved = (members.still == 0) & (members.seen_ns >= since_ns)
+    return bool(moved.any()) and bool((members.rows["function"][moved] != Function.BROADCAST).any())
+
+
+def is_stepless_warm(members: Members, beats: int, moves: bool, age_ns: int, policy: StallPolicy) -> bool:
+    """The job is past its set-up although it counts no steps: by rounds that completed again and again.
+
+    `beats`: ticks at which something moved on (`moves_on`), `moves`: this one is among them.
+    """
     completed = int(members.completed.max()) if len(members) else 0
-    moves = completed > completed_before and completed >= policy.stepless_rounds
-    return moves and age_ns >= policy.stepless_s * SECOND_NS
+    if completed >= policy.stepless_rounds_sure:
+        return True
+    if completed >= policy.stepless_rounds and beats >= policy.stepless_beats:
+        return True
+    enough = completed >= policy.stepless_rounds or beats >= policy.stepless_rounds  # messages are no rounds
+    return moves and enough and age_ns >= policy.stepless_s * SECOND_NS
 
 
 def _is_warm(processes: Processes, stepless_warm: bool, policy: StallPolicy) -> bool:

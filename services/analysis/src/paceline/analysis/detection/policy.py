@@ -31,8 +31,10 @@ class StallPolicy:
     silence_s: float = 10.0  # a node whose agent sends nothing for so long has lost its heartbeat
     ended_after_s: float = 5.0  # all processes gone for so long: the job is over
     warmup_steps: int = 3  # a rank three steps ahead proves that the first step is done
-    stepless_rounds: int = 20  # a job that declares no steps is warm after so many rounds
-    stepless_s: float = 60.0  # and so much time
+    stepless_rounds: int = 20  # a job that declares no steps is warm after so many rounds of one group ...
+    stepless_beats: int = 15  # ... that moved on in so many seconds; broadcasts do not count
+    stepless_s: float = 60.0  # or after so much time if rounds or messages still move then
+    stepless_rounds_sure: int = 10_000  # no set-up has so many, however little was seen of them
     clear_ticks: int = 2  # progress has to be seen so often before a stall is over
 
 

@@ -42,7 +42,8 @@ _SCALARS = (
     "gone_since_ns",
     "world_size",
     "stepless_warm",
-    "completed_before",
+    "stepless_beats",
+    "beat_looked_ns",
     "usual_wait_ms",
     "longest_wait_ms",
     "asked_until_ns",
@@ -203,7 +204,8 @@ def _read_arrays(raw: bytes, offset: int, listed: Sequence[tuple[str, int]], blo
 
 def _restore(block: JobBlock, body: dict, arrays: _Arrays) -> None:  # type: ignore[type-arg]
     for name in _SCALARS:
-        value, default = body["scalars"][name], getattr(block, name)
+        default = getattr(block, name)
+        value = body["scalars"].get(name, default)  # an earlier release may not have had it
         if type(value) is not type(default):
             raise SnapshotError(f"{name} is {value!r}, expected {type(default).__name__}")
         setattr(block, name, value)
