@@ -23,7 +23,16 @@ from paceline.agent.rows import (
     reduce_page,
 )
 from paceline.contracts.batch import ROW_DTYPES, Batch, BatchKind, RowKind, decode_batch, encode_batch
-from paceline.contracts.codes import DType, Function, HostWait, OpState, Phase, ProcessState, ReduceOp
+from paceline.contracts.codes import (
+    DType,
+    FrameFlag,
+    Function,
+    HostWait,
+    OpState,
+    Phase,
+    ProcessState,
+    ReduceOp,
+)
 from paceline.contracts.dtypes import FRAME_DTYPE, PROCESS_DTYPE
 from paceline.contracts.layout import FRAMES_OFFSET, PAGE_BYTES
 from paceline.probe.reader import PageReader
@@ -268,3 +277,16 @@ def test_header_that_turns_into_something_else_is_a_fault(monkeypatch: pytest.Mo
         page.read()
     page.close()
     os.close(fd)
+
+
+@pytest.mark.parametrize("kernels", [0, 2])
+def test_kernel_that_has_begun_is_said_and_never_believed_of_a_page(
+    page: Page, slot: int, kernels: int
+) -> None:
+    enter(page, slot)
+    page.add_flags(slot, FrameFlag.KERNEL_STARTED | FrameFlag.DROPPED)
+    seen = view(page)
+    seen.frames["kernels_started"] = kernels
+    row = reduce_page(seen, FACTS, RowMemory(), time.monotonic_ns(), POLICY, detail=False).rows[RowKind.STATE]
+    asked = int(row["flags"][0]) & (FrameFlag.KERNEL_STARTED | FrameFlag.DROPPED)
+    assert asked == FrameFlag.DROPPED | (FrameFlag.KERNEL_STARTED if kernels else 0)

@@ -1,11 +1,13 @@
 """Late arrivals, host barriers, first connections, device queues, sends in a circle, hidden completion."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from paceline.analysis import JobEvidence, JudgePolicy
 from paceline.analysis.judge import explain, judge
-from paceline.contracts.batch import EDGE_ROW, ROUND_ROW
+from paceline.contracts.batch import EDGE_ROW, PEER_ROW, ROUND_ROW
 from paceline.contracts.codes import FrameFlag, Function, HostWait, OpState
 from paceline.contracts.verdicts import Role, RootKind, SubReason, VerdictClass
 from tests.unit.analysis.injections import inject
@@ -124,6 +126,35 @@ class TestInit:
         verdict = judge(evidence)
         assert (verdict.verdict_class, verdict.sub_reason) == (VerdictClass.INIT, SubReason.LAZY_CONNECT)
         assert verdict.roots[0].ranks == tuple(job.groups["dp_1"])
+
+    @pytest.mark.parametrize("seen", ["sent", "received", "kernel"])
+    def test_first_use_in_which_something_moves_is_no_connection(self, seen: str) -> None:
+        """Connections are made before a slice is transferred or a kernel begins: the ordinary rules judge."""
+        evidence, part = self.first_use()
+        member = part.start + 1
+        if seen == "kernel":
+            evidence.state["flags"][member] |= FrameFlag.KERNEL_STARTED
+        else:
+            evidence.state["send_count" if seen == "sent" else "recv_count"][member] = 2
+        judgement = explain(evidence)
+        assert (judgement.stage, judgement.verdict.verdict_class) == ("no_progress", VerdictClass.H3)
+
+    def test_slices_of_messages_say_nothing_about_the_first_collective(self) -> None:
+        evidence, part = self.first_use()
+        evidence.state["send_count"][part] = 9
+        rows = np.zeros(1, PEER_ROW)
+        rows["comm"], rows["rank"] = evidence.comm_ids[evidence.comm_of[part.start]], 1
+        rows["posted"] = rows["completed"] = 3
+        assert explain(replace(evidence, peers=rows)).verdict.verdict_class is VerdictClass.INIT
+
+    def first_use(self) -> tuple[JobEvidence, slice]:
+        job = SimulatedJob(SHAPE, 2)
+        job.stuck = ("dp_1", 1)
+        evidence = job.run().evidence()
+        part = part_of(evidence, "dp_1")
+        evidence.state["send_count"][part] = evidence.state["recv_count"][part] = 0
+        evidence.state["head_age_ms"][evidence.state["head_age_ms"] > 0] += 30_000
+        return evidence, part
 
     def test_second_use_is_no_connection(self) -> None:
         job = SimulatedJob(SHAPE, 2)

@@ -118,13 +118,14 @@ async def test_h2_rank_with_another_count(
     assert [root.rank for root in verdict.roots] == [1]
 
 
+@pytest.mark.parametrize("before", [3, 0])
 async def test_h3_link_that_carries_nothing(
-    start_nccl: StartNccl, agent_socket: Path, publisher: MemoryPublisher, eventually: Eventually
+    start_nccl: StartNccl, agent_socket: Path, publisher: MemoryPublisher, eventually: Eventually, before: int
 ) -> None:
     """(f), (g): the link from 1 to 2 breaks after three slices: 1 waits for the network, 2 for data, and
-    behind them the ring fills up."""
+    behind them the ring fills up. In the very first round, too: what moves slices is connected."""
     job = Job(start_nccl, agent_socket, PACELINE_NCCL_TIER="2")
-    job.run(3)
+    job.run(before)
     operations = [job.begin(rank) for rank in range(RANKS)]
     # What each link had carried when the ring stood still.
     carried = {0: 5, 1: 3, 2: 4, 3: 5}  # sender: slices

@@ -159,6 +159,7 @@ class FrameFlag(IntFlag):
     COUNTS_UNOBSERVABLE = 4  # SendCount and RecvCount are not seen by this source
     CLOSED = 8  # the communicator was destroyed by its owner
     DROPPED = 16  # at least one operation was not recorded
+    KERNEL_STARTED = 32  # the GPU has begun an operation of this communicator; the agent says so
 
 
 class TransferState(IntEnum):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from paceline.analysis.arrays import without
-from paceline.analysis.evidence import Ints, Mask
+from paceline.analysis.evidence import Ints, JobEvidence, Mask
 from paceline.analysis.findings import (
     Finding,
     group_root,
@@ -16,7 +16,7 @@ from paceline.analysis.findings import (
     seconds,
 )
 from paceline.analysis.situation import Situation
-from paceline.contracts.codes import HostWait
+from paceline.contracts.codes import FrameFlag, HostWait
 from paceline.contracts.verdicts import Action, ActionKind, Owner, Role, Root, SubReason, VerdictClass
 
 _RENDEZVOUS = (HostWait.BOOTSTRAP, HostWait.STORE, HostWait.BARRIER)
@@ -80,17 +80,32 @@ def _first_uses_with_unreported(situation: Situation) -> Ints:
 
 
 def is_first_use(situation: Situation, ops: Ints) -> Mask:
-    """Rounds number 1 that nobody has left, and pairs that never completed anything."""
+    """Rounds number 1 that nobody has left and in which nothing has begun to move, and pairs that never
+    completed anything."""
     graph, evidence = situation.graph, situation.evidence
     answers = []
     for op in ops:
         if op < graph.pair_base:
             part = slice(int(evidence.offsets[op]), int(evidence.offsets[op + 1]))
             done = evidence.state["completed"][part]
-            answers.append(int(graph.collectives.round[op]) == 1 and not done.any())
+            untouched = int(graph.collectives.round[op]) == 1 and not done.any()
+            answers.append(untouched and not _has_begun(evidence, int(op), part))
         else:
             answers.append(int(graph.pairs.sequence[op - graph.pair_base]) == 1)
     return np.array(answers, np.bool_)
+
+
+def _has_begun(evidence: JobEvidence, op: int, part: slice) -> bool:
+    """Whether a slice of the first round was transferred, or its kernel runs: then connections are made.
+
+    Where messages ran in the communicator as well, either may be theirs.
+    """
+    if bool((evidence.peers["comm"] == evidence.comm_ids[op]).any()):
+        return False
+    rows, seen = evidence.state[part], evidence.seen[part]
+    begun = (rows["send_count"] > 0) | (rows["recv_count"] > 0)
+    begun |= (rows["flags"] & FrameFlag.KERNEL_STARTED.value) != 0
+    return bool((begun & seen).any())
 
 
 def bootstrap(situation: Situation) -> Finding | None:
