@@ -25,7 +25,7 @@ from paceline.probe.reader import PageReader
 from paceline.probe.snapshot import FrameDetail, PageSnapshot
 from tests.unit.agent.conftest import MemoryPublisher, StartAgent, agent_folder, publisher, start_agent
 from tests.unit.nccl.calls import Trace
-from tests.unit.nccl.scripts import TESTS
+from tests.unit.nccl.scripts import IN_BOTH_BUILDS
 
 __all__ = ["agent_folder", "publisher", "start_agent"]  # fixtures
 
@@ -237,7 +237,7 @@ StartNccl = Callable[..., NcclProcess]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The scripts that every plugin has to survive run in both builds."""
-    if metafunc.function.__name__ in TESTS:
+    if metafunc.function.__name__ in IN_BOTH_BUILDS:
         metafunc.parametrize("build", BUILDS, indirect=True)
 
 

@@ -73,7 +73,7 @@ class NcclDumps:
         self._settle_s = settle_s
         self._ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
         self._done: dict[tuple[int, int], Version] = {}
-        self._refused: set[tuple[int, int]] = set()
+        self._local: dict[tuple[int, int], bool] = {}
 
     def read(self, wanted: Sequence[Announced], now_s: float) -> DumpLook:
         """Dumps that are new since the last time; `now_s` is unix time. Never raises for files."""
@@ -132,13 +132,20 @@ class NcclDumps:
             return None
         if not stat.S_ISREG(status.st_mode) or status.st_uid != one.uid:
             return None
-        key = status.st_dev, status.st_ino
-        if self._type_of(one.pid, status.st_dev) not in _LOCAL:
-            if key not in self._refused and len(self._refused) < FILES_MAX:
-                self._refused.add(key)
-                look.dropped["order_dump_shared"] += 1
-            return None
-        return _Found(key, (status.st_mtime_ns, status.st_size), seen)
+        found = _Found((status.st_dev, status.st_ino), (status.st_mtime_ns, status.st_size), seen)
+        return found if self._is_local(one.pid, found.key, look) else None
+
+    def _is_local(self, pid: int, key: tuple[int, int], look: DumpLook) -> bool:
+        """Asked of the mounts once for each file."""
+        if key in self._local:
+            return self._local[key]
+        local = self._type_of(pid, key[0]) in _LOCAL
+        if len(self._local) >= FILES_MAX:
+            self._local.clear()
+        self._local[key] = local
+        if not local:
+            look.dropped["order_dump_shared"] += 1
+        return local
 
     def _type_of(self, pid: int, device: int) -> str:
         """The kind of file system, empty where the process's mounts do not say."""
