@@ -571,6 +571,230 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/repair/actions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Repair Actions
+         * @description Newest first. Filters may be repeated.
+         */
+        get: operations["list_repair_actions_v1_repair_actions_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/repair/actions/{action_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Repair Action
+         * @description One proposal with its preconditions, blast radius and expected cost.
+         */
+        get: operations["get_repair_action_v1_repair_actions__action_id__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/repair/proposals": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create Proposal
+         * @description Ask for a planned replacement: the standby gets ready while training goes on.
+         */
+        post: operations["create_proposal_v1_repair_proposals_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/repair/actions/{action_id}/approvals": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create Approval
+         * @description Let the proposal be carried out as it was read: If-Match is required.
+         */
+        post: operations["create_approval_v1_repair_actions__action_id__approvals_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/repair/actions/{action_id}/rejections": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create Rejection
+         * @description Say no: nothing is done about this fault by itself.
+         */
+        post: operations["create_rejection_v1_repair_actions__action_id__rejections_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/repair/actions/{action_id}/cancellations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create Cancellation
+         * @description Drop a proposal, or roll a planned replacement back while it is prepared.
+         */
+        post: operations["create_cancellation_v1_repair_actions__action_id__cancellations_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/repair/recoveries": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Recoveries
+         * @description Generations that were opened, newest first, with the phases that their members measured.
+         */
+        get: operations["list_recoveries_v1_repair_recoveries_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/repair/members": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Repair Members
+         * @description Supervisors by job and name; `role=standby` is the standby registry.
+         */
+        get: operations["list_repair_members_v1_repair_members_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/repair/state": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Repair State
+         * @description Where the newest attempt of a job stands.
+         */
+        get: operations["get_repair_state_v1_repair_state_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/repair/policies": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Policies
+         * @description All of them; where none fits, everything is observed.
+         */
+        get: operations["list_policies_v1_repair_policies_get"];
+        /**
+         * Update Policy
+         * @description Write the policy for a job and a cause, each or both left out for all.
+         */
+        put: operations["update_policy_v1_repair_policies_put"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/repair/stop": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        /**
+         * Update Stop
+         * @description The stop switch. What is under way runs to its end; nothing new is dispatched.
+         */
+        put: operations["update_stop_v1_repair_stop_put"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/healthz": {
         parameters: {
             query?: never;
@@ -639,6 +863,12 @@ export interface components {
             /** Reason */
             reason: string;
         };
+        /**
+         * ActionStatus
+         * @description What became of a proposal.
+         * @enum {string}
+         */
+        ActionStatus: "proposed" | "approved" | "rejected" | "expired" | "dispatched" | "observing" | "succeeded" | "failed" | "rolled_back";
         /** AttemptRead */
         AttemptRead: {
             /** Attempt */
@@ -847,6 +1077,14 @@ export interface components {
             operations_dropped: number;
             /** Sources */
             sources: string[];
+        };
+        /** DecisionCreate */
+        DecisionCreate: {
+            /**
+             * Note
+             * @default
+             */
+            note: string;
         };
         /**
          * DeliveryRead
@@ -1250,6 +1488,102 @@ export interface components {
             updated_at: string;
         };
         /**
+         * LimitsRead
+         * @description Limits that a policy changes; null where the service's own hold.
+         */
+        LimitsRead: {
+            /** Ranks Max */
+            ranks_max: number | null;
+            /** Per Hour Max */
+            per_hour_max: number | null;
+            /** Failures Max */
+            failures_max: number | null;
+            /** Breaker S */
+            breaker_s: number | null;
+            /** No Progress Max */
+            no_progress_max: number | null;
+            /** Transient Max */
+            transient_max: number | null;
+            /** Transient S */
+            transient_s: number | null;
+            /** Proposal S */
+            proposal_s: number | null;
+            /** Event S Max */
+            event_s_max: number | null;
+            /** Told To Stop S */
+            told_to_stop_s: number | null;
+            /** Error S */
+            error_s: number | null;
+            /** Frozen S */
+            frozen_s: number | null;
+            /** Evidence S */
+            evidence_s: number | null;
+            /** Standby S */
+            standby_s: number | null;
+            /** Fence S */
+            fence_s: number | null;
+            /** Rebuild S */
+            rebuild_s: number | null;
+            /** Restore S */
+            restore_s: number | null;
+            /** Prepare S */
+            prepare_s: number | null;
+            /** Fallback S */
+            fallback_s: number | null;
+            /** Tries Max */
+            tries_max: number | null;
+            /** Rebuilds Max */
+            rebuilds_max: number | null;
+        };
+        /**
+         * LimitsWrite
+         * @description Limits to change; what is left out keeps the service's own value.
+         */
+        LimitsWrite: {
+            /** Ranks Max */
+            ranks_max?: number | null;
+            /** Per Hour Max */
+            per_hour_max?: number | null;
+            /** Failures Max */
+            failures_max?: number | null;
+            /** Breaker S */
+            breaker_s?: number | null;
+            /** No Progress Max */
+            no_progress_max?: number | null;
+            /** Transient Max */
+            transient_max?: number | null;
+            /** Transient S */
+            transient_s?: number | null;
+            /** Proposal S */
+            proposal_s?: number | null;
+            /** Event S Max */
+            event_s_max?: number | null;
+            /** Told To Stop S */
+            told_to_stop_s?: number | null;
+            /** Error S */
+            error_s?: number | null;
+            /** Frozen S */
+            frozen_s?: number | null;
+            /** Evidence S */
+            evidence_s?: number | null;
+            /** Standby S */
+            standby_s?: number | null;
+            /** Fence S */
+            fence_s?: number | null;
+            /** Rebuild S */
+            rebuild_s?: number | null;
+            /** Restore S */
+            restore_s?: number | null;
+            /** Prepare S */
+            prepare_s?: number | null;
+            /** Fallback S */
+            fallback_s?: number | null;
+            /** Tries Max */
+            tries_max?: number | null;
+            /** Rebuilds Max */
+            rebuilds_max?: number | null;
+        };
+        /**
          * MeRead
          * @description The caller. `expires_at` is that of the session, else that of the token.
          */
@@ -1377,6 +1711,11 @@ export interface components {
             detail: string;
         };
         /**
+         * OrderOutcome
+         * @enum {string}
+         */
+        OrderOutcome: "done" | "refused" | "failed" | "expired" | "lost";
+        /**
          * Owner
          * @description Whom to call.
          * @enum {string}
@@ -1414,6 +1753,27 @@ export interface components {
         Page_JobSummary_: {
             /** Items */
             items: components["schemas"]["JobSummary"][];
+            /** Next Cursor */
+            next_cursor: string | null;
+        };
+        /** Page[RecoveryRead] */
+        Page_RecoveryRead_: {
+            /** Items */
+            items: components["schemas"]["RecoveryRead"][];
+            /** Next Cursor */
+            next_cursor: string | null;
+        };
+        /** Page[RepairActionRead] */
+        Page_RepairActionRead_: {
+            /** Items */
+            items: components["schemas"]["RepairActionRead"][];
+            /** Next Cursor */
+            next_cursor: string | null;
+        };
+        /** Page[RepairMemberRead] */
+        Page_RepairMemberRead_: {
+            /** Items */
+            items: components["schemas"]["RepairMemberRead"][];
             /** Next Cursor */
             next_cursor: string | null;
         };
@@ -1463,11 +1823,92 @@ export interface components {
             opened_at: string;
         };
         /**
+         * PhaseRead
+         * @description What one member said of a phase or of an order, with the duration by its own clock.
+         */
+        PhaseRead: {
+            /** Member */
+            member: string;
+            /** Rank */
+            rank: number;
+            kind: components["schemas"]["ReportKind"];
+            phase: components["schemas"]["RecoveryPhase"] | null;
+            outcome: components["schemas"]["OrderOutcome"] | null;
+            /** Duration Ms */
+            duration_ms: number;
+            /** Step */
+            step: number;
+            /** Replayed */
+            replayed: number;
+            /** Bytes Count */
+            bytes_count: number;
+            /** Message */
+            message: string;
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+        };
+        /**
          * PlaneMetric
          * @description What one byte of a plane means. `state` is RankState.
          * @enum {string}
          */
         PlaneMetric: "state";
+        /**
+         * PolicyRead
+         * @description `job` and `cause` are null where the policy is for all of them; `mode` is null for the stop switch
+         *     alone.
+         */
+        PolicyRead: {
+            /** Job */
+            job: string | null;
+            cause: components["schemas"]["RepairCause"] | null;
+            mode: components["schemas"]["RepairMode"] | null;
+            /** Stopped */
+            stopped: boolean;
+            limits: components["schemas"]["LimitsRead"];
+            /** Version */
+            version: number;
+            /** Updated By */
+            updated_by: string;
+            /**
+             * Updated At
+             * Format: date-time
+             */
+            updated_at: string;
+        };
+        /** PolicyWrite */
+        PolicyWrite: {
+            /** Job */
+            job?: string | null;
+            cause?: components["schemas"]["RepairCause"] | null;
+            mode?: components["schemas"]["RepairMode"] | null;
+            /**
+             * Stopped
+             * @default false
+             */
+            stopped: boolean;
+            limits?: components["schemas"]["LimitsWrite"];
+        };
+        /**
+         * Preconditions
+         * @description What holds now: who is there to take over, and what the last successful repair of the job cost.
+         */
+        Preconditions: {
+            /** Standbys Ready */
+            standbys_ready: number;
+            /** Members Known */
+            members_known: number;
+            least_support: components["schemas"]["Support"] | null;
+            /** Blast Ranks */
+            blast_ranks: number;
+            /** Replayed Steps At Most */
+            replayed_steps_at_most: number;
+            /** Expected Pause S */
+            expected_pause_s: number | null;
+        };
         /** ProblemBodyTooLarge */
         ProblemBodyTooLarge: {
             /** Type */
@@ -1537,6 +1978,52 @@ export interface components {
             /** Fields */
             fields: components["schemas"]["FieldProblem"][];
         };
+        /** ProblemIdempotencyKeyReusedOrActionNotOpen */
+        ProblemIdempotencyKeyReusedOrActionNotOpen: {
+            /** Type */
+            type: string;
+            /** Title */
+            title: string;
+            /**
+             * Status
+             * @constant
+             */
+            status: 409;
+            /** Detail */
+            detail: string;
+            /**
+             * Code
+             * @enum {string}
+             */
+            code: "idempotency_key_reused" | "action_not_open";
+            /** Trace Id */
+            trace_id: string;
+            /** Fields */
+            fields: components["schemas"]["FieldProblem"][];
+        };
+        /** ProblemIdempotencyKeyReusedOrActionNotOpenOrObservedOnly */
+        ProblemIdempotencyKeyReusedOrActionNotOpenOrObservedOnly: {
+            /** Type */
+            type: string;
+            /** Title */
+            title: string;
+            /**
+             * Status
+             * @constant
+             */
+            status: 409;
+            /** Detail */
+            detail: string;
+            /**
+             * Code
+             * @enum {string}
+             */
+            code: "idempotency_key_reused" | "action_not_open" | "observed_only";
+            /** Trace Id */
+            trace_id: string;
+            /** Fields */
+            fields: components["schemas"]["FieldProblem"][];
+        };
         /** ProblemIdempotencyKeyReusedOrAlreadyAcknowledgedOrAlreadyResolved */
         ProblemIdempotencyKeyReusedOrAlreadyAcknowledgedOrAlreadyResolved: {
             /** Type */
@@ -1578,6 +2065,29 @@ export interface components {
              * @enum {string}
              */
             code: "idempotency_key_reused" | "already_resolved";
+            /** Trace Id */
+            trace_id: string;
+            /** Fields */
+            fields: components["schemas"]["FieldProblem"][];
+        };
+        /** ProblemIdempotencyKeyReusedOrNoSupervisorsOrActionNotOpen */
+        ProblemIdempotencyKeyReusedOrNoSupervisorsOrActionNotOpen: {
+            /** Type */
+            type: string;
+            /** Title */
+            title: string;
+            /**
+             * Status
+             * @constant
+             */
+            status: 409;
+            /** Detail */
+            detail: string;
+            /**
+             * Code
+             * @enum {string}
+             */
+            code: "idempotency_key_reused" | "no_supervisors" | "action_not_open";
             /** Trace Id */
             trace_id: string;
             /** Fields */
@@ -1813,6 +2323,44 @@ export interface components {
             /** Fields */
             fields: components["schemas"]["FieldProblem"][];
         };
+        /** ProblemVersionRequired */
+        ProblemVersionRequired: {
+            /** Type */
+            type: string;
+            /** Title */
+            title: string;
+            /**
+             * Status
+             * @constant
+             */
+            status: 428;
+            /** Detail */
+            detail: string;
+            /**
+             * Code
+             * @constant
+             */
+            code: "version_required";
+            /** Trace Id */
+            trace_id: string;
+            /** Fields */
+            fields: components["schemas"]["FieldProblem"][];
+        };
+        /**
+         * ProposalCreate
+         * @description Ask for a planned replacement of one rank. It waits for an approval unless a policy says otherwise.
+         */
+        ProposalCreate: {
+            /** Job */
+            job: string;
+            /** Rank */
+            rank: number;
+            /**
+             * Note
+             * @default
+             */
+            note: string;
+        };
         /**
          * RankRead
          * @description `verdict_role` comes from the open incidents, `step` is null where nobody reports it.
@@ -1861,6 +2409,48 @@ export interface components {
             next_cursor: string | null;
         };
         /**
+         * RecoveryPhase
+         * @description Phases of one recovery, in order (DEADPOOL's, and the proof of it).
+         * @enum {string}
+         */
+        RecoveryPhase: "detect" | "fence" | "rendezvous" | "parameters" | "optimizer" | "resume" | "first_step";
+        /**
+         * RecoveryRead
+         * @description One generation that was opened, and the proof of what happened in it.
+         */
+        RecoveryRead: {
+            /** Id */
+            id: string;
+            /** Action Id */
+            action_id: string;
+            /** Job */
+            job: string;
+            /** Attempt */
+            attempt: string;
+            /** Generation */
+            generation: number;
+            /** Attempt No */
+            attempt_no: number;
+            state: components["schemas"]["RepairState"];
+            /** Seats */
+            seats: components["schemas"]["SeatRead"][];
+            /** Step */
+            step: number;
+            /** Replayed */
+            replayed: number;
+            /** Reason */
+            reason: string;
+            /**
+             * Started At
+             * Format: date-time
+             */
+            started_at: string;
+            /** Ended At */
+            ended_at: string | null;
+            /** Phases */
+            phases: components["schemas"]["PhaseRead"][];
+        };
+        /**
          * RegainRead
          * @description What-if: how many more steps in the same time (0.25 = a quarter more) if this root were healthy;
          *     null where the inputs are missing, which `reason` then names.
@@ -1874,6 +2464,208 @@ export interface components {
             /** Reason */
             reason: string;
         };
+        /** RepairActionDetail */
+        RepairActionDetail: {
+            /** Id */
+            id: string;
+            /** Job */
+            job: string;
+            /** Attempt */
+            attempt: string;
+            /** Incident Id */
+            incident_id: string | null;
+            kind: components["schemas"]["RepairKind"];
+            cause: components["schemas"]["RepairCause"];
+            status: components["schemas"]["ActionStatus"];
+            mode: components["schemas"]["RepairMode"];
+            /** Reason */
+            reason: string;
+            /** Message */
+            message: string;
+            /** Ranks */
+            ranks: string;
+            /** Leavers */
+            leavers: string[];
+            /** Joiners */
+            joiners: string[];
+            /** Generation */
+            generation: number;
+            /** Step */
+            step: number;
+            /** Replayed */
+            replayed: number;
+            /** Requested By */
+            requested_by: string;
+            /** Decided By */
+            decided_by: string;
+            /** Note */
+            note: string;
+            /** Cancel Requested */
+            cancel_requested: boolean;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Expires At
+             * Format: date-time
+             */
+            expires_at: string;
+            /** Decided At */
+            decided_at: string | null;
+            /** Dispatched At */
+            dispatched_at: string | null;
+            /** Ended At */
+            ended_at: string | null;
+            /** Version */
+            version: number;
+            preconditions: components["schemas"]["Preconditions"];
+        };
+        /**
+         * RepairActionRead
+         * @description A proposal and what became of it. `reason` names the last decision; `version` is for If-Match.
+         */
+        RepairActionRead: {
+            /** Id */
+            id: string;
+            /** Job */
+            job: string;
+            /** Attempt */
+            attempt: string;
+            /** Incident Id */
+            incident_id: string | null;
+            kind: components["schemas"]["RepairKind"];
+            cause: components["schemas"]["RepairCause"];
+            status: components["schemas"]["ActionStatus"];
+            mode: components["schemas"]["RepairMode"];
+            /** Reason */
+            reason: string;
+            /** Message */
+            message: string;
+            /** Ranks */
+            ranks: string;
+            /** Leavers */
+            leavers: string[];
+            /** Joiners */
+            joiners: string[];
+            /** Generation */
+            generation: number;
+            /** Step */
+            step: number;
+            /** Replayed */
+            replayed: number;
+            /** Requested By */
+            requested_by: string;
+            /** Decided By */
+            decided_by: string;
+            /** Note */
+            note: string;
+            /** Cancel Requested */
+            cancel_requested: boolean;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /**
+             * Expires At
+             * Format: date-time
+             */
+            expires_at: string;
+            /** Decided At */
+            decided_at: string | null;
+            /** Dispatched At */
+            dispatched_at: string | null;
+            /** Ended At */
+            ended_at: string | null;
+            /** Version */
+            version: number;
+        };
+        /**
+         * RepairCause
+         * @description Classes of faults, to which policies give modes.
+         * @enum {string}
+         */
+        RepairCause: "process_exit" | "node_lost" | "frozen" | "hardware" | "hang" | "transient" | "slow" | "software" | "requested";
+        /**
+         * RepairKind
+         * @enum {string}
+         */
+        RepairKind: "swap" | "planned_swap" | "retry" | "stack_capture" | "fallback";
+        /**
+         * RepairMemberRead
+         * @description A supervisor: of a rank, or a standby (rank -1).
+         */
+        RepairMemberRead: {
+            /** Job */
+            job: string;
+            /** Attempt */
+            attempt: string;
+            /** Member */
+            member: string;
+            /** Node */
+            node: string;
+            role: components["schemas"]["paceline__contracts__recovery__Role"];
+            /** Rank */
+            rank: number;
+            /** Generation */
+            generation: number;
+            /** Step */
+            step: number;
+            /** Failure Domain */
+            failure_domain: string;
+            /** Ready */
+            ready: boolean;
+            /** Alive */
+            alive: boolean;
+            support: components["schemas"]["Support"];
+            /** Lease S */
+            lease_s: number;
+            /**
+             * Told At
+             * Format: date-time
+             */
+            told_at: string;
+        };
+        /**
+         * RepairMode
+         * @enum {string}
+         */
+        RepairMode: "observe" | "approve" | "auto";
+        /**
+         * RepairState
+         * @description Where a job stands; one recovery at a time.
+         * @enum {string}
+         */
+        RepairState: "healthy" | "preparing" | "ready" | "fencing" | "rebuilding" | "restoring" | "resumed" | "fallback";
+        /**
+         * RepairStateRead
+         * @description Where a job's repair stands.
+         */
+        RepairStateRead: {
+            /** Job */
+            job: string;
+            /** Attempt */
+            attempt: string;
+            state: components["schemas"]["RepairState"];
+            /** Generation */
+            generation: number;
+            /** Action Id */
+            action_id: string | null;
+            /** Standbys Ready */
+            standbys_ready: number;
+            /**
+             * Updated At
+             * Format: date-time
+             */
+            updated_at: string;
+        };
+        /**
+         * ReportKind
+         * @enum {string}
+         */
+        ReportKind: "result" | "phase" | "error";
         /** ResolutionCreate */
         ResolutionCreate: {
             /**
@@ -1884,10 +2676,9 @@ export interface components {
         };
         /**
          * Role
-         * @description What a named rank did to the incident.
          * @enum {string}
          */
-        Role: "initiating" | "cascade" | "teardown" | "unknown";
+        "Role-Input": "member" | "standby";
         /**
          * RootKind
          * @enum {string}
@@ -1911,7 +2702,7 @@ export interface components {
             name: string | null;
             /** Ranks */
             ranks: number[];
-            role: components["schemas"]["Role"];
+            role: components["schemas"]["paceline__contracts__verdicts__Role"];
         };
         /**
          * ScalingFindingRead
@@ -2015,7 +2806,14 @@ export interface components {
          * Scope
          * @enum {string}
          */
-        Scope: "jobs:read" | "incidents:read" | "incidents:write" | "webhooks:read" | "webhooks:write" | "tokens:write" | "audit:read";
+        Scope: "jobs:read" | "incidents:read" | "incidents:write" | "repair:write" | "webhooks:read" | "webhooks:write" | "tokens:write" | "audit:read";
+        /** SeatRead */
+        SeatRead: {
+            /** Rank */
+            rank: number;
+            /** Member */
+            member: string;
+        };
         /** SessionCreate */
         SessionCreate: {
             /** Token */
@@ -2083,11 +2881,32 @@ export interface components {
             nodes: components["schemas"]["ShipmentRead"][];
         };
         /**
+         * StopWrite
+         * @description The stop switch of a job, or of everything: nothing new is dispatched while it is on.
+         */
+        StopWrite: {
+            /** Job */
+            job?: string | null;
+            /** Stopped */
+            stopped: boolean;
+            /**
+             * Note
+             * @default
+             */
+            note: string;
+        };
+        /**
          * SubReason
          * @description Finer word for the same verdict; empty where the class says it all.
          * @enum {string}
          */
         SubReason: "" | "missing_enter" | "delayed_enter" | "operation_mismatch" | "size_mismatch" | "dtype_mismatch" | "reduce_op_mismatch" | "root_mismatch" | "peer_mismatch" | "p2p_missing_counterpart" | "missing_exit" | "all_ranks_stuck" | "frozen_process" | "gil_held" | "host_wait" | "process_exited" | "process_killed" | "node_lost" | "hardware_event" | "order_inversion" | "queue_exhaustion" | "bootstrap" | "lazy_connect" | "late_rank" | "slow_link" | "shared_path" | "rotating_straggler" | "device_queue" | "missing_evidence" | "no_majority";
+        /**
+         * Support
+         * @description What is known of the job's kind of parallelism; only VERIFIED is repaired without a person.
+         * @enum {string}
+         */
+        Support: "verified" | "experimental" | "refused";
         /**
          * TimelineEntryRead
          * @description `actor_type` is system or token; `source` the service, api or console.
@@ -2409,6 +3228,17 @@ export interface components {
             bundles: components["schemas"]["EvidenceBundleRead"][];
             shipped: components["schemas"]["ShippedRead"];
         };
+        /**
+         * Role
+         * @enum {string}
+         */
+        paceline__contracts__recovery__Role: "member" | "standby";
+        /**
+         * Role
+         * @description What a named rank did to the incident.
+         * @enum {string}
+         */
+        paceline__contracts__verdicts__Role: "initiating" | "cascade" | "teardown" | "unknown";
         /**
          * EventRead
          * @description `sequence` is the id of the server-sent event. Null fields do not belong to the type.
@@ -4706,6 +5536,922 @@ export interface operations {
                 };
                 content: {
                     "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    list_repair_actions_v1_repair_actions_get: {
+        parameters: {
+            query?: {
+                job?: string[];
+                incident?: string[];
+                status?: components["schemas"]["ActionStatus"][];
+                /** @description next_cursor of a page */
+                cursor?: string | null;
+                /** @description Items on a page */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_RepairActionRead_"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    get_repair_action_v1_repair_actions__action_id__get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                action_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RepairActionDetail"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description No such thing */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemNotFound"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    create_proposal_v1_repair_proposals_post: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description Repeating a request with the same key within a day carries it out once */
+                "Idempotency-Key"?: string | null;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ProposalCreate"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RepairActionDetail"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope · A write with the session cookie from elsewhere */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScopeOrCrossSiteRequest"];
+                };
+            };
+            /** @description The Idempotency-Key belongs to another request · Nothing could carry it out · The action cannot be decided any more, or another one is open */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemIdempotencyKeyReusedOrNoSupervisorsOrActionNotOpen"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBodyTooLarge"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    create_approval_v1_repair_actions__action_id__approvals_post: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The version you saw */
+                "If-Match"?: string | null;
+                /** @description Repeating a request with the same key within a day carries it out once */
+                "Idempotency-Key"?: string | null;
+            };
+            path: {
+                action_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["DecisionCreate"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RepairActionDetail"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope · A write with the session cookie from elsewhere */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScopeOrCrossSiteRequest"];
+                };
+            };
+            /** @description No such thing */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemNotFound"];
+                };
+            };
+            /** @description The Idempotency-Key belongs to another request · The action cannot be decided any more, or another one is open · The policy only observes */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemIdempotencyKeyReusedOrActionNotOpenOrObservedOnly"];
+                };
+            };
+            /** @description Changed since you read it */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemStaleVersion"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBodyTooLarge"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Say which version you decided on */
+            428: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemVersionRequired"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    create_rejection_v1_repair_actions__action_id__rejections_post: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The version you saw */
+                "If-Match"?: string | null;
+                /** @description Repeating a request with the same key within a day carries it out once */
+                "Idempotency-Key"?: string | null;
+            };
+            path: {
+                action_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["DecisionCreate"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RepairActionDetail"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope · A write with the session cookie from elsewhere */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScopeOrCrossSiteRequest"];
+                };
+            };
+            /** @description No such thing */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemNotFound"];
+                };
+            };
+            /** @description The Idempotency-Key belongs to another request · The action cannot be decided any more, or another one is open */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemIdempotencyKeyReusedOrActionNotOpen"];
+                };
+            };
+            /** @description Changed since you read it */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemStaleVersion"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBodyTooLarge"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    create_cancellation_v1_repair_actions__action_id__cancellations_post: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The version you saw */
+                "If-Match"?: string | null;
+                /** @description Repeating a request with the same key within a day carries it out once */
+                "Idempotency-Key"?: string | null;
+            };
+            path: {
+                action_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["DecisionCreate"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RepairActionDetail"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope · A write with the session cookie from elsewhere */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScopeOrCrossSiteRequest"];
+                };
+            };
+            /** @description No such thing */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemNotFound"];
+                };
+            };
+            /** @description The Idempotency-Key belongs to another request · The action cannot be decided any more, or another one is open */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemIdempotencyKeyReusedOrActionNotOpen"];
+                };
+            };
+            /** @description Changed since you read it */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemStaleVersion"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBodyTooLarge"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    list_recoveries_v1_repair_recoveries_get: {
+        parameters: {
+            query?: {
+                job?: string[];
+                action?: string[];
+                /** @description next_cursor of a page */
+                cursor?: string | null;
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_RecoveryRead_"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    list_repair_members_v1_repair_members_get: {
+        parameters: {
+            query?: {
+                job?: string[];
+                role?: components["schemas"]["Role-Input"][];
+                /** @description next_cursor of a page */
+                cursor?: string | null;
+                /** @description Items on a page */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_RepairMemberRead_"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    get_repair_state_v1_repair_state_get: {
+        parameters: {
+            query: {
+                job: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RepairStateRead"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description No such thing */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemNotFound"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    list_policies_v1_repair_policies_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PolicyRead"][];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    update_policy_v1_repair_policies_put: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PolicyWrite"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PolicyRead"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope · A write with the session cookie from elsewhere */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScopeOrCrossSiteRequest"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBodyTooLarge"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    update_stop_v1_repair_stop_put: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["StopWrite"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PolicyRead"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope · A write with the session cookie from elsewhere */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScopeOrCrossSiteRequest"];
+                };
+            };
+            /** @description The body is too large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemBodyTooLarge"];
                 };
             };
             /** @description The request is malformed */

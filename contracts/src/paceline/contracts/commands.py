@@ -23,6 +23,7 @@ class CommandKind(str, Enum):
     SWITCH = "switch"
     FALLBACK = "fallback"
     CANCEL = "cancel"
+    RELEASE = "release"
 
 
 class CommandOutcome(str, Enum):

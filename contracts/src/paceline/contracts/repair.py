@@ -80,6 +80,33 @@ class RepairKind(str, Enum):
 
 
 @dataclass(frozen=True)
+class RepairLimits:
+    """Bounds of one job's repair; policies change them per job and cause."""
+
+    ranks_max: int = 8  # replaced by one action without a person
+    per_hour_max: int = 6  # actions without a person
+    failures_max: int = 3  # in a row, then the circuit breaker opens
+    breaker_s: float = 1800.0
+    no_progress_max: int = 3  # recoveries without a new step
+    transient_max: int = 2  # retries in place within `transient_s` (papers: the third is permanent)
+    transient_s: float = 600.0
+    proposal_s: float = 900.0  # until nobody waits for an answer any more
+    event_s_max: float = 120.0  # an older event is history: Kafka replays
+    told_to_stop_s: float = 2.0  # after SIGTERM: a whole job that is cancelled ends one rank after another
+    error_s: float = 0.5  # after an error without an exit: the exit of a peer explains it
+    frozen_s: float = 4.0  # a stop shorter than this is none
+    evidence_s: float = 3.0  # that collecting may hold up a kill
+    standby_s: float = 30.0  # for a standby that is getting ready
+    fence_s: float = 3.0
+    rebuild_s: float = 15.0  # from the order to the rendezvous of all
+    restore_s: float = 120.0  # from there to the first step of all
+    prepare_s: float = 300.0
+    fallback_s: float = 15.0
+    tries_max: int = 2  # within one generation
+    rebuilds_max: int = 3  # generations that one action may open
+
+
+@dataclass(frozen=True)
 class MemberRecord:
     """A supervisor as its node's agent knows it; `left` once it is gone."""
 

@@ -4,6 +4,7 @@ import asyncio
 import resource
 from collections import Counter
 
+from paceline.agent.admission import job_owner
 from paceline.agent.delivery import Deliverer, Event, EventQueue, Frame, FrameQueue, Publisher
 from paceline.agent.devices import Devices
 from paceline.agent.disk_ring import DiskRing, Ring
@@ -22,6 +23,7 @@ from paceline.agent.roster_file import RosterFile
 from paceline.agent.sampler import Sampler
 from paceline.agent.settings import AgentSettings
 from paceline.agent.socket_server import SocketServer
+from paceline.agent.supervisors import Supervisors
 from paceline.runtime.app import BackgroundTasks, Readiness
 from paceline.runtime.clock import Clock
 from paceline.runtime.logging import get_logger
@@ -59,7 +61,12 @@ class AgentApp:
         self._outbox = Outbox(self._events, clock, settings.node, agent, settings.registry_retain_s)
         proc = proc or ProcReader()
         self.roster = Roster(settings, clock, self._outbox, proc, self._last_words)
-        self._reception = Reception(settings, self.roster, proc, page_opener, self.drops, agent)
+        self.supervisors = Supervisors(
+            settings, clock, proc, self.push_event, self._outbox.graves, self.drops, self._owner_of
+        )
+        self._reception = Reception(
+            settings, self.roster, proc, page_opener, self.drops, agent, self.supervisors
+        )
         self.sampler = Sampler(settings, clock, self.roster, self._push_frame, self.drops)
         self._server = SocketServer(settings.socket, self._reception, self.drops, settings.connections_max)
         self.devices = Devices(
@@ -129,6 +136,7 @@ class AgentApp:
         self._started = False
         await self._tasks.cancel()
         self.devices.close()
+        self.supervisors.stopping = True  # they go on, and come back to the next agent
         self._server.stop()
         self.roster.release_all()
         for job in self.roster.jobs.values():
@@ -144,6 +152,7 @@ class AgentApp:
         next_ns = self._clock.monotonic_ns()
         while True:
             self.sampler.sample_all()
+            self.supervisors.refresh()
             self._outbox.bury()
             self._save_state()
             self._repeat_registry()
@@ -178,6 +187,11 @@ class AgentApp:
         )
         graphs.take(processes, dumps, self._clock.unix_s())
 
+    def _owner_of(self, job: str) -> int | None:
+        """uid of the living attempts of `job` here."""
+        living = {key for key in self.roster.jobs if self.roster.living(key)}
+        return job_owner({key: found.uid for key, found in self.roster.jobs.items()}, living, job)
+
     def _push_frame(self, key: str, value: bytes) -> None:
         self._frames.push(Frame(key, value))
         self._deliverer.wake()
@@ -202,6 +216,7 @@ class AgentApp:
         if now_ns - self._repeated_ns < self._settings.republish_s * 1e9:
             return
         self._repeated_ns = now_ns
+        self.supervisors.repeat()
         for job in self.roster.jobs.values():
             if job.ended_ns is None:
                 self._outbox.repeat(job)

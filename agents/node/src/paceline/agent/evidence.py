@@ -23,6 +23,7 @@ from paceline.agent.kafka_publisher import KafkaPublisher
 from paceline.agent.process import read_environment
 from paceline.agent.ras import RasChoice, ask_ras, choose_address, choose_ras
 from paceline.agent.settings import AgentSettings
+from paceline.agent.supervisors import ORDER_KINDS
 from paceline.contracts.commands import Command, CommandKind, CommandOutcome, CommandResult
 from paceline.contracts.events import EventType
 from paceline.contracts.evidence import PART_BYTES_MAX, EvidencePart, parts_of
@@ -99,6 +100,8 @@ class EvidenceApp:
             return
         await self._consumer.start()
         self._tasks.spawn("agent-evidence", self._work())
+        if self._settings.lease_s > 0:
+            self._tasks.spawn("agent-leases", self._renew_leases())
 
     async def stop(self) -> None:
         await self._consumer.stop()
@@ -123,6 +126,8 @@ class EvidenceApp:
         """Queue the command, or say why not; detail is set at once."""
         if command.kind is CommandKind.SET_DETAIL:
             return self._take_detail(command)
+        if command.kind in ORDER_KINDS:
+            return self._take_order(command)
         now_s = self._clock.monotonic_ns() / 1e9
         last_hour = sum(now_s - began_s < HOUR_S for began_s in self._began_s)
         load = Load(
@@ -150,6 +155,14 @@ class EvidenceApp:
             self._decline(command, answer, message)
         return answer
 
+    def _take_order(self, command: Command) -> Answer:
+        """For supervisors; each of them answers for itself."""
+        answer = self._agent.supervisors.take(command, self._key)
+        self._count(answer.value)
+        if answer is not Answer.ACCEPT:
+            self._decline(command, answer, "not handed on")
+        return answer
+
     def _decline(self, command: Command, answer: Answer, message: str) -> None:
         if answer.is_told:
             outcome = CommandOutcome.EXPIRED if answer is Answer.EXPIRED else CommandOutcome.REFUSED
@@ -166,6 +179,13 @@ class EvidenceApp:
         offsets = await assignment.offsets_at(self._clock.unix_s() - LOOK_BACK_S)
         for partition, offset in offsets.items():
             assignment.seek(partition, offset)
+
+    async def _renew_leases(self) -> None:
+        """For as long as commands can reach this node."""
+        while True:
+            if self._consumer.readiness().ready:
+                self._agent.supervisors.lease()
+            await self._clock.sleep(self._settings.lease_s / 3)
 
     # ------------------------------------------------------------------ work
 

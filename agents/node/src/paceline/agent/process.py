@@ -75,6 +75,21 @@ class ProcReader:
             state, start, ticks * 1000 // self._ticks_per_s, self._switches(pid), self._trusted(pid, status)
         )
 
+    def describe(self, pid: int) -> str:
+        """State, kernel function it waits in and system call, as far as they may be read; one line."""
+        words = [f"pid {pid}"]
+        for name in ("State", "Threads"):
+            value = self._status_line(pid, f"{name}:".encode()).decode("utf-8", "replace")
+            words += [f"{name.lower()} {value}"] if value else []
+        for name in ("wchan", "syscall"):
+            try:
+                with open(self._root / str(pid) / name, "rb") as file:
+                    value = file.read(200).decode("utf-8", "replace").strip()
+            except OSError:
+                value = ""
+            words += [f"{name} {value}"] if value not in ("", "0") else []
+        return ", ".join(words)
+
     def innermost_pid(self, pid: int) -> int | None:
         """The pid that `pid` has in its own namespace (last value of NSpid), None where unreadable."""
         values = self._status_line(pid, b"NSpid:")

@@ -10,7 +10,8 @@ from paceline.agent.registry import close_communicator, open_communicator
 from paceline.agent.roster import Roster
 from paceline.agent.settings import AgentSettings
 from paceline.agent.socket_server import Connection, close_fds
-from paceline.agent.wire import FromProcess, is_complete
+from paceline.agent.supervisors import Supervisors
+from paceline.agent.wire import SUPERVISOR_KINDS, FromPeer, is_complete
 from paceline.contracts.agent_socket import CommunicatorClosed, CommunicatorOpened, Goodbye, Hello, Welcome
 from paceline.runtime.logging import get_logger
 
@@ -28,6 +29,7 @@ class Reception:
         open_page: OpenPage,
         drops: Counter[str],
         agent: str,
+        supervisors: Supervisors,
     ) -> None:
         self._settings = settings
         self._roster = roster
@@ -35,12 +37,24 @@ class Reception:
         self._open_page = open_page
         self._drops = drops
         self._agent = agent
+        self._supervisors = supervisors
         self._guests: dict[Connection, Process] = {}
         # Said hello before they knew their rank; bounded by the number of connections.
         self._waiting: dict[Connection, Page] = {}
 
-    def on_message(self, connection: Connection, message: FromProcess, fds: list[int]) -> None:
+    def on_message(self, connection: Connection, message: FromPeer, fds: list[int]) -> None:
         """One validated message; `fds` become ours."""
+        if isinstance(message, SUPERVISOR_KINDS):
+            close_fds(fds)
+            if connection in self._guests or connection in self._waiting:
+                connection.refuse(f"{message.type} on the connection of a training process")
+            else:
+                self._supervisors.on_message(connection, message)
+            return
+        if self._supervisors.has(connection):
+            close_fds(fds)
+            connection.refuse(f"{message.type} on the connection of a supervisor")
+            return
         if isinstance(message, Hello):
             self._on_hello(connection, message, fds)
             return
@@ -58,6 +72,7 @@ class Reception:
             self._on_goodbye(process, message)
 
     def on_closed(self, connection: Connection) -> None:
+        self._supervisors.on_closed(connection)
         page = self._waiting.pop(connection, None)
         if page is not None:
             page.close()

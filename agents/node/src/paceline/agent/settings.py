@@ -42,6 +42,9 @@ class AgentSettings(BaseSettings):
     # How long the registry records of an ended job stay in their topic; while the agent is away they wait.
     registry_retain_s: Annotated[float, Field(gt=0, le=366 * 86_400)] = 86_400.0
     drain_s: Seconds = 3.0
+    # While commands reach this node its supervisors get leases of so many seconds; one whose lease has run
+    # out stops its training process. 0: none, and a lost node is replaced only if a person says so.
+    lease_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
     # Devices of this node, read only: NVML by a child, the kernel's log, ports of RDMA devices.
     root: Path = Path("/")  # where dev, proc, sys and var are looked for
     watch_gpus: bool = True

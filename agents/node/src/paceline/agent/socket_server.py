@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.agent.admission import PeerCredentials
-from paceline.agent.wire import FromProcess, MessageError, parse_message
+from paceline.agent.wire import FromPeer, MessageError, parse_message
 from paceline.contracts.agent_socket import Framer, FramingError, Message, Refused, encode_message
 
 READ_BYTES = 64 << 10
@@ -37,7 +37,7 @@ class SocketError(RuntimeError):
 class Handler(Protocol):
     """Who is told what comes in; calls come from the event loop."""
 
-    def on_message(self, connection: "Connection", message: FromProcess, fds: list[int]) -> None:
+    def on_message(self, connection: "Connection", message: FromPeer, fds: list[int]) -> None:
         """`fds` belong to the callee."""
 
     def on_closed(self, connection: "Connection") -> None: ...
@@ -61,9 +61,12 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send at once or give the connection up: answers are small, a full buffer is a dead peer."""
+        self.send_bytes(encode_message(message))
+
+    def send_bytes(self, data: bytes) -> None:
+        """`send` of a whole message."""
         if self._sock is None:
             return
-        data = encode_message(message)
         try:
             sent = self._sock.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except OSError:
@@ -196,7 +199,7 @@ class SocketServer:
             connection.close()
         self._connections.clear()
 
-    def on_message(self, connection: Connection, message: FromProcess, fds: list[int]) -> None:
+    def on_message(self, connection: Connection, message: FromPeer, fds: list[int]) -> None:
         self._handler.on_message(connection, message, fds)
 
     def on_closed(self, connection: Connection) -> None:

@@ -19,6 +19,17 @@ from paceline.contracts.agent_socket import (
     Hello,
 )
 from paceline.contracts.layout import COMMUNICATORS_MAX
+from paceline.contracts.recovery import (
+    FROM_SUPERVISOR_TYPES,
+    ChildError,
+    ChildExit,
+    FromSupervisor,
+    OrderResult,
+    PhaseReport,
+    RecoveryMessageError,
+    SupervisorHello,
+    parse_recovery,
+)
 
 WORLD_SIZE_MAX = 1_000_000
 JOB_BYTES_MAX = 127  # the page keeps 128 with a NUL
@@ -29,6 +40,7 @@ ENTRIES_MAX = 32  # versions, coordinates
 GPU_MAX = 1_023  # index of a GPU on its node
 
 FromProcess = Hello | CommunicatorOpened | CommunicatorClosed | Goodbye
+FromPeer = FromProcess | FromSupervisor
 _FROM_PROCESS: Mapping[str, type] = {
     name: kind
     for name, kind in MESSAGE_TYPES.items()
@@ -40,20 +52,26 @@ _ADAPTERS: dict[str, TypeAdapter[FromProcess]] = {
 _HEX = frozenset(string.hexdigits)
 
 
+SUPERVISOR_KINDS = (SupervisorHello, ChildExit, ChildError, OrderResult, PhaseReport)
+
+
 class MessageError(ValueError):
     """A message that is not one; the text names the field, its value and what was expected."""
 
 
-def parse_message(body: bytes) -> FromProcess:
+def parse_message(body: bytes) -> FromPeer:
     """The validated message in `body`; MessageError for anything else."""
     try:
         raw = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise MessageError(f"message is not JSON: {error}") from None
     kind = raw.get("type") if isinstance(raw, dict) else None
+    if isinstance(kind, str) and kind in FROM_SUPERVISOR_TYPES:
+        return _parse_supervisor(body)
     adapter = _ADAPTERS.get(kind) if isinstance(kind, str) else None
     if adapter is None:
-        raise MessageError(f"type is {str(kind)[:40]!r}, expected one of {sorted(_ADAPTERS)}")
+        expected = sorted({*_ADAPTERS, *FROM_SUPERVISOR_TYPES})
+        raise MessageError(f"type is {str(kind)[:40]!r}, expected one of {expected}")
     try:
         message = adapter.validate_python(raw)
     except ValidationError as error:
@@ -61,6 +79,15 @@ def parse_message(body: bytes) -> FromProcess:
         where = ".".join(map(str, first["loc"]))
         raise MessageError(f"{kind}.{where} is {str(first['input'])[:80]!r}: {first['msg']}") from None
     _check(message)
+    return message
+
+
+def _parse_supervisor(body: bytes) -> FromSupervisor:
+    try:
+        message = parse_recovery(body)
+    except RecoveryMessageError as error:
+        raise MessageError(str(error)) from None
+    assert isinstance(message, SUPERVISOR_KINDS)
     return message
 
 

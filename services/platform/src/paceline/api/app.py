@@ -17,6 +17,7 @@ from paceline.api.incidents import endpoints as incidents
 from paceline.api.jobs import endpoints as jobs
 from paceline.api.middleware import BodyLimit, RequestFrame
 from paceline.api.nodes import endpoints as nodes
+from paceline.api.repair import endpoints as repair
 from paceline.api.services import Services
 from paceline.api.session import endpoints as session
 from paceline.api.tokens import endpoints as tokens
@@ -24,7 +25,7 @@ from paceline.api.webhooks import endpoints as webhooks
 from paceline.store.rank_states import RankState
 
 API_VERSION = "1.0.0"
-ROUTERS = (session, jobs, incidents, nodes, events, webhooks, tokens, audit, health)
+ROUTERS = (session, jobs, incidents, nodes, events, webhooks, tokens, audit, repair, health)
 
 
 def create_app(services: Services) -> FastAPI:

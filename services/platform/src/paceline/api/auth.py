@@ -114,6 +114,7 @@ def require(scope: Scope) -> Callable[[Caller], Awaitable[Caller]]:
 JobsReader = Annotated[Caller, Depends(require(Scope.JOBS_READ))]
 IncidentsReader = Annotated[Caller, Depends(require(Scope.INCIDENTS_READ))]
 IncidentsWriter = Annotated[Caller, Depends(require(Scope.INCIDENTS_WRITE))]
+RepairWriter = Annotated[Caller, Depends(require(Scope.REPAIR_WRITE))]
 WebhooksReader = Annotated[Caller, Depends(require(Scope.WEBHOOKS_READ))]
 WebhooksWriter = Annotated[Caller, Depends(require(Scope.WEBHOOKS_WRITE))]
 TokensWriter = Annotated[Caller, Depends(require(Scope.TOKENS_WRITE))]

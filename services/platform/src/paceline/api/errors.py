@@ -139,6 +139,24 @@ class TooManyEndpoints(ApiError):
     title = "There are as many endpoints as are allowed"
 
 
+class ActionNotOpen(ApiError):
+    status = 409
+    code = "action_not_open"
+    title = "The action cannot be decided any more, or another one is open"
+
+
+class ObservedOnly(ApiError):
+    status = 409
+    code = "observed_only"
+    title = "The policy only observes"
+
+
+class NoSupervisors(ApiError):
+    status = 409
+    code = "no_supervisors"
+    title = "Nothing could carry it out"
+
+
 class StaleVersion(ApiError):
     status = 412
     code = "stale_version"
@@ -149,6 +167,12 @@ class BodyTooLarge(ApiError):
     status = 413
     code = "body_too_large"
     title = "The body is too large"
+
+
+class VersionRequired(ApiError):
+    status = 428
+    code = "version_required"
+    title = "Say which version you decided on"
 
 
 class InvalidRequest(ApiError):

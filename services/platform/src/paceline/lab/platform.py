@@ -40,7 +40,7 @@ API_PORT = 8300
 READY_S_MAX = 60.0
 READY_POLL_S = 0.05
 DATABASE = "paceline"
-SERVICES = ("detector", "localizer", "incidents", "notifier", "api")
+SERVICES = ("detector", "localizer", "incidents", "remediator", "notifier", "api")
 CONSOLE_FOLDER = Path("web") / "dist"
 
 
@@ -235,6 +235,13 @@ def _build_incidents(clock: Clock) -> list[App]:
     return [IncidentsApp(settings, clock), OutboxRelay(settings, clock)]
 
 
+def _build_remediator(clock: Clock) -> list[App]:
+    from paceline.remediator.app import RemediatorApp
+    from paceline.remediator.settings import RemediatorSettings
+
+    return [RemediatorApp(load_settings(RemediatorSettings), clock)]
+
+
 def _build_notifier(clock: Clock) -> list[App]:
     from paceline.notifier import NotifierApp, NotifierSettings
 
@@ -252,6 +259,7 @@ BUILDERS: dict[str, Callable[[Clock], list[App]]] = {
     "detector": _build_detector,
     "localizer": _build_localizer,
     "incidents": _build_incidents,
+    "remediator": _build_remediator,
     "notifier": _build_notifier,
     "api": _build_api,
 }

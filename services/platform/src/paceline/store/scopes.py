@@ -7,6 +7,7 @@ class Scope(str, Enum):
     JOBS_READ = "jobs:read"
     INCIDENTS_READ = "incidents:read"
     INCIDENTS_WRITE = "incidents:write"
+    REPAIR_WRITE = "repair:write"  # decide about actions on machines, policies, the stop switch
     WEBHOOKS_READ = "webhooks:read"
     WEBHOOKS_WRITE = "webhooks:write"
     TOKENS_WRITE = "tokens:write"

@@ -27,6 +27,7 @@ CounterName = Literal[
     "paceline.localizer.dropped",  # reason; what a bound of the memory refused or forgot
     "paceline.incidents.opened",  # verdict
     "paceline.incidents.resolved",  # verdict
+    "paceline.repair.decisions",  # reason
     "paceline.evidence.read",  # incidents whose shipped files were read
     "paceline.evidence.expired",  # nodes that did not ship in time
     "paceline.evidence.dropped",  # shipped archives that a bound took away

@@ -37,6 +37,7 @@ RETRY_MS = 2000
 SCOPE_OF_PREFIX = {
     "incident": Scope.INCIDENTS_READ,
     "job": Scope.JOBS_READ,
+    "repair": Scope.INCIDENTS_READ,
     "webhook": Scope.WEBHOOKS_READ,
     "delivery": Scope.WEBHOOKS_READ,
 }

@@ -10,6 +10,14 @@ from paceline.store.models.job import Job, JobAttempt
 from paceline.store.models.node import JobNode
 from paceline.store.models.outbox import OutboxEvent
 from paceline.store.models.place import IncidentPlace
+from paceline.store.models.repair import (
+    Recovery,
+    RecoveryPhaseRow,
+    RepairAction,
+    RepairJob,
+    RepairMember,
+    RepairPolicy,
+)
 from paceline.store.models.scaling import ScalingWindow
 from paceline.store.models.session import ConsoleSession
 from paceline.store.models.shipment import Shipment, ShipmentPart
@@ -32,6 +40,12 @@ __all__ = [
     "JobCommunicator",
     "JobNode",
     "OutboxEvent",
+    "Recovery",
+    "RecoveryPhaseRow",
+    "RepairAction",
+    "RepairJob",
+    "RepairMember",
+    "RepairPolicy",
     "ScalingWindow",
     "Shipment",
     "ShipmentPart",

@@ -1,0 +1,1 @@
+"""Repair: proposals and decisions, recoveries, supervisors, policies, the stop switch."""

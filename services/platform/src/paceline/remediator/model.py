@@ -1,0 +1,368 @@
+"""What the state machine of one job looks at, remembers and asks for. Plain values, no clock, no I/O.
+
+Times are unix seconds of the service that decides; they are compared with themselves only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from paceline.contracts.commands import CommandKind
+from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, Role, Support
+from paceline.contracts.repair import (
+    ActionStatus,
+    RepairCause,
+    RepairKind,
+    RepairLimits,
+    RepairMode,
+    RepairState,
+)
+
+HANDLED_MAX = 128
+ACTED_MAX = 64
+TRANSIENTS_MAX = 16
+
+
+class Reason(str, Enum):
+    """Why an event did what it did, or why a proposal waits for a person."""
+
+    # Nothing follows.
+    DUPLICATE = "duplicate"
+    STALE = "stale"  # older than what an event may be
+    UNKNOWN_MEMBER = "unknown_member"  # no supervisor: nothing here can repair it
+    OTHER_PROCESS = "other_process"  # a process that has already been replaced
+    OLD_GENERATION = "old_generation"
+    ALREADY_UNDER_WAY = "already_under_way"
+    ALREADY_REPAIRED = "already_repaired"
+    FINISHED_IN_ORDER = "finished_in_order"
+    NOT_FOR_REPAIR = "not_for_repair"
+    JOB_OVER = "job_over"
+    NOTHING_DUE = "nothing_due"
+    NOTED = "noted"
+    # A proposal, and what it waits for.
+    OBSERVED_ONLY = "observed_only"
+    NEEDS_APPROVAL = "needs_approval"
+    STOP_SWITCH = "stop_switch"
+    BLAST_RADIUS = "blast_radius"
+    RATE_LIMIT = "rate_limit"
+    CIRCUIT_BREAKER = "circuit_breaker"
+    NOT_VERIFIED = "not_verified"  # the job's kind of parallelism was never tried
+    NOT_FENCED = "not_fenced"  # nothing proves that a lost node has stopped, and no lease will
+    WAIT_STANDBY = "wait_standby"
+    WAIT_EVIDENCE = "wait_evidence"
+    WAIT_SETTLED = "wait_settled"  # whether it is what it looks like
+    MEMBERS_UNKNOWN = "members_unknown"  # not every rank of the job has a supervisor
+    # What is done.
+    PROPOSED = "proposed"
+    MERGED = "merged"  # a second fault before anything was done: one action for both
+    PREPARED = "prepared"
+    FENCE = "fence"
+    REBUILD = "rebuild"
+    REBUILD_AGAIN = "rebuild_again"
+    SWITCH = "switch"
+    RESTORING = "restoring"
+    RESUMED = "resumed"
+    CAPTURE = "capture"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    ROLLED_BACK = "rolled_back"
+    WENT_AWAY = "went_away"  # the fault ended by itself
+    # Explicit fallbacks.
+    NO_STANDBY = "no_standby"
+    STATE_LOST = "state_lost"
+    FENCE_FAILED = "fence_failed"
+    REBUILDS_EXHAUSTED = "rebuilds_exhausted"
+    NO_PROGRESS = "no_progress"
+    SAME_ERROR_ON_MANY = "same_error_on_many"
+    REFUSED_LAYOUT = "refused_layout"
+
+
+@dataclass(frozen=True)
+class Policy:
+    mode: RepairMode = RepairMode.OBSERVE
+    stopped: bool = False
+    limits: RepairLimits = field(default_factory=RepairLimits)
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The policy of one job for each cause."""
+
+    default: Policy = field(default_factory=Policy)
+    by_cause: Mapping[RepairCause, Policy] = field(default_factory=dict)
+
+    def of(self, cause: RepairCause) -> Policy:
+        return self.by_cause.get(cause, self.default)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A supervisor as the registry has it."""
+
+    member: str
+    node: str
+    role: Role
+    rank: int
+    child_pid: int  # 0: its training process is gone
+    child_pid_start: int
+    generation: int
+    step: int
+    store: str
+    replica: str
+    failure_domain: str
+    ready: bool
+    support: Support
+    lease_s: float
+    left: bool
+
+    @property
+    def lives(self) -> bool:
+        return not self.left and self.child_pid != 0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who has a rank in a generation, and the process it was given to."""
+
+    rank: int
+    member: str
+    child_pid: int
+    child_pid_start: int
+
+
+@dataclass(frozen=True)
+class Action:
+    """One proposal and what became of it."""
+
+    id: str
+    kind: RepairKind
+    cause: RepairCause
+    status: ActionStatus
+    mode: RepairMode
+    reason: Reason  # the last decision about it
+    message: str
+    source: str  # the event it comes from
+    created_s: float
+    expires_s: float
+    not_before_s: float = 0.0
+    incident: str = ""
+    node: str = ""  # that was lost
+    leavers: tuple[Seat, ...] = ()
+    joiners: tuple[str, ...] = ()
+    fenced: tuple[str, ...] = ()  # leavers whose end is proven
+    generation: int = 0  # that it has opened
+    attempt_no: int = 0
+    rebuilds: int = 0
+    seats: tuple[Seat, ...] = ()
+    store: str = ""
+    deadline_s: float = 0.0  # of the present phase
+    dispatched_s: float = 0.0
+    done: tuple[str, ...] = ()  # members that carried the present order out
+    reached: tuple[str, ...] = ()  # members that met on the new group
+    stepped: tuple[str, ...] = ()  # members that finished a step on it
+    step: int = -1
+    replayed: int = 0
+    cancelled: bool = False  # somebody asked for it
+    requeue: bool = True  # of a fallback
+
+    @property
+    def leaver_names(self) -> frozenset[str]:
+        return frozenset(seat.member for seat in self.leavers)
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """The newest action that is over."""
+
+    action: str
+    ranks: tuple[int, ...]
+    at_s: float
+
+
+@dataclass(frozen=True)
+class JobRepair:
+    """The state machine of one attempt of a job. `generation` never falls."""
+
+    job: str
+    attempt: str
+    state: RepairState = RepairState.HEALTHY
+    generation: int = 0
+    seats: tuple[Seat, ...] = ()  # of the newest generation that resumed
+    action: Action | None = None
+    last: Repaired | None = None
+    transients: tuple[float, ...] = ()
+    acted: tuple[float, ...] = ()  # when something was dispatched
+    error_exits: tuple[tuple[float, str], ...] = ()  # when, member
+    finished: tuple[str, ...] = ()  # members whose process ended with status 0
+    frozen: tuple[str, ...] = ()  # members whose process is stopped now
+    failures: int = 0  # in a row
+    failed_s: float = 0.0
+    no_progress: int = 0
+    best_step: int = -1
+    handled: tuple[str, ...] = ()
+    over: bool = False
+
+
+# ---------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    id: str
+    at_s: float
+    rank: int | None
+    member: str  # empty where no supervisor reported it
+    pid: int
+    pid_start: int | None
+    code: int | None
+
+
+@dataclass(frozen=True)
+class ProcessStopped:
+    """A process was stopped by a signal, or goes on."""
+
+    id: str
+    at_s: float
+    rank: int | None
+    pid: int
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    id: str
+    at_s: float
+    node: str
+    back: bool = False
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An incident as repair sees it (`faults.py`)."""
+
+    id: str
+    at_s: float
+    incident: str
+    cause: RepairCause | None  # None: not for repair
+    planned: bool
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    message: str
+    opened_s: float
+    resolved: bool = False
+    reopened: bool = False
+
+
+@dataclass(frozen=True)
+class MemberError:
+    id: str
+    at_s: float
+    member: str
+    generation: int
+    message: str
+
+
+@dataclass(frozen=True)
+class OrderAnswer:
+    id: str
+    at_s: float
+    member: str
+    generation: int
+    command: str
+    outcome: OrderOutcome
+    message: str
+
+
+@dataclass(frozen=True)
+class PhaseDone:
+    id: str
+    at_s: float
+    member: str
+    generation: int
+    phase: RecoveryPhase
+    step: int
+    replayed: int
+
+
+@dataclass(frozen=True)
+class JobOver:
+    id: str
+    at_s: float
+    cancelled: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed, the registry or the action's row has changed."""
+
+
+Event = (
+    ProcessExit | ProcessStopped | NodeLost | Judged | MemberError | OrderAnswer | PhaseDone | JobOver | Tick
+)
+
+# ---------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True)
+class SendOrder:
+    """To the supervisors of `members`, through their nodes."""
+
+    kind: CommandKind
+    members: tuple[str, ...]
+    generation: int
+    attempt_no: int
+    valid_s: float
+    arguments: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A person has to know."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class LinkIncident:
+    action: str
+    incident: str
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Record the capture of stacks that the incident has asked for, beside whatever else goes on."""
+
+    action: Action
+
+
+@dataclass(frozen=True)
+class Closed:
+    """An action that was current and is over; `job.action` no longer holds it."""
+
+    action: Action
+
+
+Effect = SendOrder | Page | LinkIncident | Capture | Closed
+
+
+@dataclass(frozen=True)
+class World:
+    """What one decision may look at besides the state."""
+
+    members: tuple[Member, ...]
+    policies: Policies
+    now_s: float
+    evidence_pending: bool = False
+
+    def get(self, name: str) -> Member | None:
+        return next((member for member in self.members if member.member == name), None)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decision."""
+
+    job: JobRepair
+    effects: tuple[Effect, ...]
+    reason: Reason

@@ -1,0 +1,359 @@
+"""What is done about a job's action: pure moves from one state to the next, each with its orders.
+
+`consider` looks at what waits, `proceed` at what is under way. A move that kills or rebuilds sets a
+deadline; what passes it is tried again within a bound, or given up explicitly.
+"""
+
+from dataclasses import replace
+
+from paceline.contracts.commands import CommandKind
+from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairLimits, RepairState
+from paceline.remediator.guards import HOUR_S, guard, recent
+from paceline.remediator.model import (
+    ACTED_MAX,
+    Action,
+    Closed,
+    Effect,
+    JobRepair,
+    Page,
+    Reason,
+    Repaired,
+    Seat,
+    SendOrder,
+    Step,
+    World,
+)
+from paceline.remediator.planning import (
+    Plan,
+    best_step,
+    lost_seats,
+    members_text,
+    newest,
+    next_generation,
+    open_seats,
+    plan_seats,
+)
+
+
+def advance(job: JobRepair, world: World) -> Step:
+    """Whatever is due now."""
+    action = job.action
+    if action is None:
+        return Step(job, (), Reason.NOTHING_DUE)
+    if action.status in (ActionStatus.PROPOSED, ActionStatus.APPROVED):
+        return consider(job, action, world)
+    if action.status.is_under_way:
+        return proceed(job, action, world)
+    return close(job, action, RepairState.HEALTHY, world.now_s)  # somebody rejected it
+
+
+def limits_of(action: Action, world: World) -> RepairLimits:
+    return world.policies.of(action.cause).limits
+
+
+# ---------------------------------------------------------------------- what waits
+
+
+def consider(job: JobRepair, action: Action, world: World) -> Step:
+    """Dispatch the action, let it wait with a reason, or let it end."""
+    limits = limits_of(action, world)
+    if action.cancelled or job.over:
+        reason = Reason.CANCELLED if action.cancelled else Reason.JOB_OVER
+        return end(job, action, ActionStatus.EXPIRED, reason, RepairState.HEALTHY, world)
+    if action.status is ActionStatus.PROPOSED and world.now_s >= action.expires_s:
+        return end(job, action, ActionStatus.EXPIRED, Reason.EXPIRED, RepairState.HEALTHY, world)
+    plan = plan_seats(job, world, action.leaver_names, same=action.kind is RepairKind.RETRY)
+    if action.kind is not RepairKind.FALLBACK and isinstance(plan, Reason):
+        if plan is Reason.WAIT_STANDBY and world.now_s < action.created_s + limits.standby_s:
+            return waits(job, action, plan, RepairState.PREPARING)
+        if plan is Reason.MEMBERS_UNKNOWN or action.kind is not RepairKind.SWAP:
+            return waits(job, action, plan, RepairState.HEALTHY)
+        action = to_fallback(action, Reason.NO_STANDBY, "no standby is ready", world)
+    if isinstance(plan, Plan) and action.kind in (RepairKind.SWAP, RepairKind.PLANNED_SWAP):
+        action = replace(action, leavers=plan.leavers, joiners=plan.joiners)
+    if action.kind in (RepairKind.SWAP, RepairKind.RETRY) and is_stuck(job, limits, world):
+        words = f"{job.no_progress} recoveries without a new step"
+        action = to_fallback(action, Reason.NO_PROGRESS, words, world, requeue=False)
+    seats = plan.seats if isinstance(plan, Plan) else open_seats(job, world)
+    found = guard(job, action, world.policies.of(action.cause), world, seats)
+    if found is not None:
+        return waits(job, action, found, RepairState.READY)
+    if world.now_s < action.not_before_s or is_paused(job, action, world):
+        return waits(job, action, Reason.WAIT_SETTLED, RepairState.READY)
+    kills = action.kind is RepairKind.SWAP and not all_fenced(action, world)
+    if kills and world.evidence_pending and world.now_s < action.created_s + limits.evidence_s:
+        return waits(job, action, Reason.WAIT_EVIDENCE, RepairState.READY)
+    return dispatch(job, action, world, plan)
+
+
+def waits(job: JobRepair, action: Action, reason: Reason, state: RepairState) -> Step:
+    """Nothing is done; a proposal that nobody may carry out leaves the job where it is."""
+    if reason is Reason.OBSERVED_ONLY:
+        state = RepairState.HEALTHY
+    return Step(replace(job, state=state, action=replace(action, reason=reason)), (), reason)
+
+
+def to_fallback(
+    action: Action, reason: Reason, message: str, world: World, *, requeue: bool = True
+) -> Action:
+    """The same proposal, given up: an approval that was for something else does not count for it."""
+    if action.kind is RepairKind.FALLBACK:
+        return action
+    status = ActionStatus.PROPOSED if action.status is ActionStatus.APPROVED else action.status
+    return replace(
+        action, kind=RepairKind.FALLBACK, status=status, reason=reason, requeue=requeue,
+        message=f"{message}; {action.message}", joiners=(),
+    )  # fmt: skip
+
+
+def is_stuck(job: JobRepair, limits: RepairLimits, world: World) -> bool:
+    return job.no_progress >= limits.no_progress_max and best_step(world) <= job.best_step
+
+
+def is_paused(job: JobRepair, action: Action, world: World) -> bool:
+    """Most members stand still together: somebody has paused the job, and nobody is to be replaced."""
+    frozen = {name for name in job.frozen if (found := world.get(name)) is not None and found.lives}
+    return action.cause is RepairCause.FROZEN and 2 * len(frozen) > len(open_seats(job, world))
+
+
+def dispatch(job: JobRepair, action: Action, world: World, plan: Plan | Reason) -> Step:
+    """The first orders of an action."""
+    step = best_step(world)
+    job = replace(
+        job,
+        acted=(*recent(job.acted, HOUR_S, world.now_s), world.now_s)[-ACTED_MAX:],
+        no_progress=job.no_progress + 1 if step <= job.best_step else 0,
+        best_step=max(step, job.best_step),
+    )
+    action = replace(action, status=ActionStatus.DISPATCHED, dispatched_s=world.now_s)
+    if action.kind is RepairKind.FALLBACK or isinstance(plan, Reason):
+        return fall_back(job, action, world, action.reason)
+    if action.kind is RepairKind.PLANNED_SWAP:
+        return prepare(job, action, world, plan)
+    if action.kind is RepairKind.RETRY or all_fenced(action, world):
+        return rebuild(job, action, world, plan)
+    return fence(job, action, world)
+
+
+# ---------------------------------------------------------------------- fence
+
+
+def all_fenced(action: Action, world: World) -> bool:
+    return not unfenced(action, world)
+
+
+def unfenced(action: Action, world: World) -> list[Seat]:
+    """Leavers whose process may still run, as far as anybody has proven."""
+    left = []
+    for seat in action.leavers:
+        found = world.get(seat.member)
+        is_gone = found is not None and found.child_pid == 0
+        if seat.member not in action.fenced and not is_gone and seat.child_pid:
+            left.append(seat)
+    return left
+
+
+def fence(job: JobRepair, action: Action, world: World) -> Step:
+    """Kill what is left of the leavers: the named process and nobody who waits for it. Where nobody is on the
+    node to do it, the end of their lease is waited for."""
+    limits = limits_of(action, world)
+    left = unfenced(action, world)
+    effects: list[Effect] = []
+    wait_s = limits.fence_s
+    if action.node:
+        found = [world.get(seat.member) for seat in left]
+        wait_s = max([member.lease_s for member in found if member is not None], default=0.0)
+    else:
+        for seat in left:
+            words = {"pid": str(seat.child_pid), "pid_start": str(seat.child_pid_start)}
+            words["member"] = seat.member
+            effects.append(
+                SendOrder(
+                    CommandKind.FENCE, (seat.member,), newest(job, world), 0, wait_s, words | why(action)
+                )
+            )
+    action = replace(action, reason=Reason.FENCE, deadline_s=world.now_s + wait_s)
+    return Step(replace(job, state=RepairState.FENCING, action=action), tuple(effects), Reason.FENCE)
+
+
+def why(action: Action) -> dict[str, str]:
+    return {"reason": action.cause.value, "incident": action.incident, "action": action.id}
+
+
+# ---------------------------------------------------------------------- rebuild
+
+
+def rebuild(job: JobRepair, action: Action, world: World, plan: Plan | None = None) -> Step:
+    """Open the next generation with the seats that are left."""
+    limits = limits_of(action, world)
+    job = replace(job, action=action)
+    if plan is None:
+        found = plan_seats(job, world, action.leaver_names, same=action.kind is RepairKind.RETRY)
+        if isinstance(found, Reason):
+            reason = Reason.NO_STANDBY if found is Reason.WAIT_STANDBY else found
+            return fall_back(job, action, world, reason)
+        plan = found
+    if action.rebuilds >= limits.rebuilds_max:
+        return fall_back(job, action, world, Reason.REBUILDS_EXHAUSTED)
+    generation = next_generation(job, world)
+    action = replace(
+        action, generation=generation, attempt_no=0, rebuilds=action.rebuilds + 1, seats=plan.seats,
+        joiners=tuple(dict.fromkeys((*action.joiners, *plan.joiners))), store=plan.store,
+    )  # fmt: skip
+    return _order_rebuild(replace(job, generation=generation), action, world, Reason.REBUILD)
+
+
+def rebuild_again(job: JobRepair, action: Action, world: World) -> Step:
+    """The same generation and another rendezvous, within a bound; then a fresh generation. After a switch
+    that failed the one that was to leave may still run: it is fenced first."""
+    if action.kind is RepairKind.PLANNED_SWAP:
+        return fence(job, replace(action, kind=RepairKind.SWAP), world)
+    if action.attempt_no + 1 >= limits_of(action, world).tries_max:
+        return rebuild(job, action, world)
+    action = replace(action, attempt_no=action.attempt_no + 1)
+    return _order_rebuild(job, action, world, Reason.REBUILD_AGAIN)
+
+
+def _order_rebuild(job: JobRepair, action: Action, world: World, reason: Reason) -> Step:
+    limits = limits_of(action, world)
+    kinds = {RepairKind.RETRY: CommandKind.RETRY, RepairKind.PLANNED_SWAP: CommandKind.SWITCH}
+    kind = kinds.get(action.kind, CommandKind.REBUILD)
+    # Whoever leaves hears it as well: its supervisor would wait for an order, and then end the job.
+    names = tuple(dict.fromkeys(seat.member for seat in (*action.seats, *action.leavers)))
+    order = SendOrder(
+        kind, names, action.generation, action.attempt_no, limits.rebuild_s, _group(action, world)
+    )
+    action = replace(
+        action, status=ActionStatus.DISPATCHED, reason=reason, done=(), reached=(), stepped=(),
+        deadline_s=world.now_s + limits.rebuild_s,
+    )  # fmt: skip
+    return Step(replace(job, state=RepairState.REBUILDING, action=action), (order,), reason)
+
+
+def _group(action: Action, world: World) -> dict[str, str]:
+    words = {"store": action.store, "members": members_text(action.seats, world)}
+    if action.leavers:
+        words["leavers"] = ",".join(str(seat.rank) for seat in action.leavers)
+        words["leaver"], words["joiner"] = action.leavers[0].member, ",".join(action.joiners)
+    return words | why(action)
+
+
+# ---------------------------------------------------------------------- planned
+
+
+def prepare(job: JobRepair, action: Action, world: World, plan: Plan) -> Step:
+    """Everybody gets ready in the background while training goes on."""
+    limits = limits_of(action, world)
+    generation = next_generation(job, world)
+    action = replace(
+        action, generation=generation, seats=plan.seats, joiners=plan.joiners, store=plan.store,
+        reason=Reason.PREPARED, deadline_s=world.now_s + limits.prepare_s, rebuilds=1, done=(),
+    )  # fmt: skip
+    leavers = tuple(seat.member for seat in action.leavers)
+    names = tuple(seat.member for seat in action.seats)
+    order = SendOrder(
+        CommandKind.PREPARE, (*names, *leavers), generation, 0, limits.prepare_s, _group(action, world)
+    )
+    job = replace(job, generation=generation, state=RepairState.PREPARING, action=action)
+    return Step(job, (order,), Reason.PREPARED)
+
+
+def switch(job: JobRepair, action: Action, world: World) -> Step:
+    """Everybody is ready: the order to switch goes to those that stay, join and leave."""
+    return _order_rebuild(job, action, world, Reason.SWITCH)
+
+
+def roll_back(job: JobRepair, action: Action, world: World, reason: Reason) -> Step:
+    """Forget what was prepared; training has gone on all the time."""
+    names = tuple(dict.fromkeys(seat.member for seat in (*action.seats, *action.leavers)))
+    cancel = SendOrder(CommandKind.CANCEL, names, action.generation, 0, 30.0, why(action))
+    step = end(job, action, ActionStatus.ROLLED_BACK, reason, RepairState.HEALTHY, world)
+    return replace(step, effects=(cancel, *step.effects))
+
+
+# ---------------------------------------------------------------------- what is under way
+
+
+def proceed(job: JobRepair, action: Action, world: World) -> Step:
+    """Losses that the registry shows, a cancellation, and deadlines."""
+    late = world.now_s >= action.deadline_s
+    if job.state is RepairState.FALLBACK:
+        return given_up(job, action, world, late=late)
+    if job.state is RepairState.PREPARING:
+        if action.cancelled or job.over:
+            return roll_back(job, action, world, Reason.CANCELLED)
+        return roll_back(job, action, world, Reason.EXPIRED) if late else Step(job, (), Reason.NOTHING_DUE)
+    if job.over:
+        return end(job, action, ActionStatus.FAILED, Reason.JOB_OVER, RepairState.HEALTHY, world)
+    if job.state is RepairState.FENCING:
+        if all_fenced(action, world) or (late and action.node):
+            return rebuild(job, action, world)
+        if late:
+            return fall_back(job, action, world, Reason.FENCE_FAILED)
+        return Step(job, (), Reason.NOTHING_DUE)
+    lost = lost_seats(action.seats, world)
+    if lost:
+        return rebuild_without(job, action, lost, world)
+    return rebuild_again(job, action, world) if late else Step(job, (), Reason.NOTHING_DUE)
+
+
+def rebuild_without(job: JobRepair, action: Action, lost: list[Seat], world: World) -> Step:
+    """Somebody else died meanwhile: one more generation, and its end is proven."""
+    known = action.leaver_names
+    leavers = (*action.leavers, *(seat for seat in lost if seat.member not in known))
+    fenced = tuple(dict.fromkeys((*action.fenced, *(seat.member for seat in lost))))
+    kind = RepairKind.SWAP
+    return rebuild(job, replace(action, leavers=leavers, fenced=fenced, kind=kind), world)
+
+
+def resume(job: JobRepair, action: Action, world: World) -> Step:
+    """Every member has finished a step of the new generation: that is the proof."""
+    job = replace(job, seats=action.seats, failures=0, best_step=max(job.best_step, action.step - 1))
+    return end(job, action, ActionStatus.SUCCEEDED, Reason.RESUMED, RepairState.RESUMED, world)
+
+
+def fall_back(job: JobRepair, action: Action, world: World, reason: Reason) -> Step:
+    """Explicitly: stop what is left, say whether the scheduler may start it again, call a person."""
+    limits = limits_of(action, world)
+    names = tuple(member.member for member in world.members if not member.left)
+    words = {"requeue": "1" if action.requeue else "0"} | why(action) | {"reason": reason.value}
+    order = SendOrder(CommandKind.FALLBACK, names, newest(job, world), 0, limits.fallback_s, words)
+    action = replace(
+        action, status=ActionStatus.OBSERVING, reason=reason, done=(),
+        deadline_s=world.now_s + limits.fallback_s,
+    )  # fmt: skip
+    then = "it may be started again from its checkpoint" if action.requeue else "do not start it as it is"
+    page = Page(f"job {job.job} cannot be repaired ({reason.value}): {then}. {action.message}"[:1000])
+    return Step(replace(job, state=RepairState.FALLBACK, action=action), (order, page), reason)
+
+
+def given_up(job: JobRepair, action: Action, world: World, *, late: bool) -> Step:
+    """A fallback that was the action itself has succeeded once everybody has stopped; as the end of another
+    action it is that action's failure."""
+    stopped = {member.member for member in world.members if not member.lives} | set(action.done)
+    if not late and not stopped >= {member.member for member in world.members}:
+        return Step(job, (), Reason.NOTHING_DUE)
+    is_proven = not late and action.kind is RepairKind.FALLBACK
+    status = ActionStatus.SUCCEEDED if is_proven else ActionStatus.FAILED
+    return end(job, action, status, action.reason, RepairState.FALLBACK, world)
+
+
+# ---------------------------------------------------------------------- the end
+
+
+def end(
+    job: JobRepair, action: Action, status: ActionStatus, reason: Reason, state: RepairState, world: World
+) -> Step:
+    """The action is over with `status`."""
+    if status is ActionStatus.FAILED:
+        job = replace(job, failures=job.failures + 1, failed_s=world.now_s)
+    step = close(job, replace(action, status=status, reason=reason), state, world.now_s)
+    return replace(step, reason=reason)
+
+
+def close(job: JobRepair, action: Action, state: RepairState, now_s: float) -> Step:
+    ranks = tuple(sorted(seat.rank for seat in action.leavers))
+    is_told = action.status in (ActionStatus.SUCCEEDED, ActionStatus.FAILED)
+    last = Repaired(action.id, ranks, now_s) if is_told else job.last
+    job = replace(job, state=state, action=None, last=last)
+    return Step(job, (Closed(action),), Reason.CANCELLED)

@@ -1,0 +1,335 @@
+"""From what was seen to an action: pure. A fault that is under way, repaired or foreign makes none."""
+
+from dataclasses import dataclass, replace
+
+from paceline.contracts.commands import CommandKind
+from paceline.contracts.ids import derived_id
+from paceline.contracts.recovery import Role
+from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairMode, RepairState
+from paceline.remediator.guards import recent
+from paceline.remediator.model import (
+    TRANSIENTS_MAX,
+    Action,
+    Capture,
+    JobRepair,
+    Judged,
+    LinkIncident,
+    MemberError,
+    NodeLost,
+    ProcessExit,
+    ProcessStopped,
+    Reason,
+    Seat,
+    SendOrder,
+    Step,
+    World,
+)
+from paceline.remediator.moves import end, given_up, rebuild_without, roll_back
+from paceline.remediator.planning import is_complete, lost_seats, newest, open_seats
+
+# SIGTERM and SIGINT, as a signal and as a shell or a handler turns them into a status.
+TOLD_TO_STOP = (-15, -2, 143, 130)
+SAME_ERROR_S = 10.0  # error exits of several members within it have one cause
+REPAIRED_S = 600.0  # a verdict on what was repaired may come so much later
+RELEASE_S = 60.0  # that an order to let go is valid
+MODES = (RepairMode.OBSERVE, RepairMode.APPROVE, RepairMode.AUTO)  # most careful first
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a proposal is made from. `gone`: leavers whose end is proven already."""
+
+    source: str
+    cause: RepairCause
+    kind: RepairKind
+    leavers: tuple[Seat, ...]
+    message: str
+    not_before_s: float
+    incident: str = ""
+    node: str = ""
+    gone: tuple[str, ...] = ()
+
+
+def process_exit(job: JobRepair, event: ProcessExit, world: World) -> Step:
+    """A training process is gone: permanent, whatever it was."""
+    if world.now_s - event.at_s > world.policies.of(RepairCause.PROCESS_EXIT).limits.event_s_max:
+        return Step(job, (), Reason.STALE)
+    seat = _seat_of(job, event, world)
+    if isinstance(seat, Reason):
+        return Step(job, (), seat)
+    limits = world.policies.of(RepairCause.PROCESS_EXIT).limits
+    action = job.action
+    if event.code == 0 and job.state is not RepairState.FALLBACK:
+        return _finished(job, seat, world)
+    if action is not None and action.status.is_under_way:
+        return _exit_under_way(job, action, seat, world)
+    wait_s = limits.told_to_stop_s if event.code in TOLD_TO_STOP else 0.0
+    if event.code is not None and event.code > 0 and not wait_s:
+        wait_s = limits.error_s
+        kept = [(at, name) for at, name in job.error_exits if world.now_s - at < SAME_ERROR_S]
+        job = replace(job, error_exits=(*kept, (world.now_s, seat.member))[-TRANSIENTS_MAX:])
+    fault = Fault(
+        event.id, RepairCause.PROCESS_EXIT, RepairKind.SWAP, (seat,),
+        f"rank {seat.rank} is gone: {_code_text(event.code)}", world.now_s + wait_s, gone=(seat.member,),
+    )  # fmt: skip
+    if len({name for _, name in job.error_exits}) > 1 and event.code is not None and event.code > 0:
+        words = f"{len(job.error_exits)} members ended with an error within {SAME_ERROR_S:g} s"
+        fault = replace(fault, cause=RepairCause.SOFTWARE, kind=RepairKind.FALLBACK, message=words)
+    return raise_fault(job, fault, world)
+
+
+def _finished(job: JobRepair, seat: Seat, world: World) -> Step:
+    """Its work is done. With the last one the standbys are let go: they would wait for ever."""
+    job = replace(job, finished=tuple(dict.fromkeys((*job.finished, seat.member))))
+    seats = open_seats(job, world)
+    if not is_complete(seats) or not {each.member for each in seats} <= set(job.finished):
+        return Step(job, (), Reason.FINISHED_IN_ORDER)
+    return Step(replace(job, over=True), release(job, world), Reason.FINISHED_IN_ORDER)
+
+
+def release(job: JobRepair, world: World) -> tuple[SendOrder, ...]:
+    """Standbys, and supervisors whose training process is gone, may end; nobody is stopped."""
+    done = set(job.finished)
+    names = tuple(
+        member.member
+        for member in world.members
+        if not member.left and (member.role is Role.STANDBY or not member.lives or member.member in done)
+    )
+    words = {"reason": "the job is over"}
+    generation = newest(job, world)
+    return (SendOrder(CommandKind.RELEASE, names, generation, 0, RELEASE_S, words),) if names else ()
+
+
+def _seat_of(job: JobRepair, event: ProcessExit, world: World) -> Seat | Reason:
+    """The seat whose process ended. A pid that nobody has any more belongs to the past."""
+    for seat in open_seats(job, world):
+        if event.member:
+            if seat.member == event.member:
+                same = event.pid_start in (None, seat.child_pid_start) or seat.child_pid == 0
+                return seat if same else Reason.OTHER_PROCESS
+        elif seat.rank == event.rank:
+            found = world.get(seat.member)
+            pids = {seat.child_pid, found.child_pid if found is not None else 0} - {0}
+            return seat if not pids or event.pid in pids else Reason.OTHER_PROCESS
+    if job.action is not None:
+        for seat in job.action.leavers:
+            if event.member == seat.member and event.pid_start in (None, seat.child_pid_start):
+                return seat
+            if not event.member and (event.rank, event.pid) == (seat.rank, seat.child_pid):
+                return seat
+    return Reason.UNKNOWN_MEMBER
+
+
+def _exit_under_way(job: JobRepair, action: Action, seat: Seat, world: World) -> Step:
+    """It was to be fenced, or it is one more loss of the generation that is being built."""
+    fenced = tuple(dict.fromkeys((*action.fenced, seat.member)))
+    if job.state is RepairState.FALLBACK:
+        action = replace(action, done=tuple(dict.fromkeys((*action.done, seat.member))))
+        return given_up(replace(job, action=action), action, world, late=False)
+    if job.state is RepairState.PREPARING:
+        step = roll_back(job, action, world, Reason.ROLLED_BACK)
+        fault = Fault(
+            f"{action.source}-died", RepairCause.PROCESS_EXIT, RepairKind.SWAP, (seat,),
+            f"rank {seat.rank} ended while its replacement was prepared", world.now_s, gone=(seat.member,),
+        )  # fmt: skip
+        then = raise_fault(step.job, fault, world)
+        return replace(then, effects=(*step.effects, *then.effects))
+    if seat.member in action.leaver_names:
+        return Step(replace(job, action=replace(action, fenced=fenced)), (), Reason.NOTED)
+    if job.state is RepairState.FENCING:
+        action = replace(action, fenced=fenced, leavers=(*action.leavers, seat))
+        return Step(replace(job, action=action), (), Reason.MERGED)
+    return rebuild_without(job, action, [seat], world)
+
+
+def process_stopped(job: JobRepair, event: ProcessStopped, world: World) -> Step:
+    """A stopped process is replaced like a dead one once it has stood for a while and its peers have not."""
+    limits = world.policies.of(RepairCause.FROZEN).limits
+    seats = open_seats(job, world)
+    seat = next((each for each in seats if each.rank == event.rank and each.child_pid == event.pid), None)
+    if seat is None:
+        return Step(job, (), Reason.OTHER_PROCESS)
+    action = job.action
+    frozen = tuple(name for name in job.frozen if name != seat.member)
+    job = replace(job, frozen=frozen if event.resumed else (*frozen, seat.member))
+    if event.resumed:
+        waits = action is not None and not action.status.is_under_way and action.cause is RepairCause.FROZEN
+        if action is not None and waits and seat.member in action.leaver_names:
+            return end(job, action, ActionStatus.EXPIRED, Reason.WENT_AWAY, RepairState.HEALTHY, world)
+        return Step(job, (), Reason.NOTHING_DUE)
+    if world.now_s - event.at_s > limits.event_s_max:
+        return Step(job, (), Reason.STALE)
+    if action is not None and action.status.is_under_way:
+        return Step(job, (), Reason.ALREADY_UNDER_WAY)
+    fault = Fault(
+        event.id, RepairCause.FROZEN, RepairKind.SWAP, (seat,), f"rank {seat.rank} was stopped by a signal",
+        event.at_s + limits.frozen_s,
+    )  # fmt: skip
+    return raise_fault(job, fault, world)
+
+
+def node_lost(job: JobRepair, event: NodeLost, world: World) -> Step:
+    """An agent has fallen silent: its node is lost, or only its link is. The lease makes both the same."""
+    limits = world.policies.of(RepairCause.NODE_LOST).limits
+    action = job.action
+    if event.back:
+        if action is not None and not action.status.is_under_way and action.node == event.node:
+            return end(job, action, ActionStatus.EXPIRED, Reason.WENT_AWAY, RepairState.HEALTHY, world)
+        return Step(job, (), Reason.NOTHING_DUE)
+    if world.now_s - event.at_s > limits.event_s_max:
+        return Step(job, (), Reason.STALE)
+    found = {member.member for member in world.members if member.node == event.node and not member.left}
+    seats = tuple(seat for seat in open_seats(job, world) if seat.member in found)
+    if not seats:
+        return Step(job, (), Reason.UNKNOWN_MEMBER)
+    if action is not None and action.status.is_under_way:
+        return Step(job, (), Reason.ALREADY_UNDER_WAY)
+    fault = Fault(
+        event.id, RepairCause.NODE_LOST, RepairKind.SWAP, seats, f"node {event.node} has fallen silent",
+        world.now_s, node=event.node,
+    )  # fmt: skip
+    return raise_fault(job, fault, world)
+
+
+def error(job: JobRepair, event: MemberError, world: World) -> Step:
+    """An error of a living process: transient, twice within ten minutes; the third time it is permanent."""
+    limits = world.policies.of(RepairCause.TRANSIENT).limits
+    if world.now_s - event.at_s > limits.event_s_max:
+        return Step(job, (), Reason.STALE)
+    if event.generation < job.generation:
+        return Step(job, (), Reason.OLD_GENERATION)
+    if job.action is not None:
+        return Step(job, (), Reason.ALREADY_UNDER_WAY)
+    seat = next((each for each in open_seats(job, world) if each.member == event.member), None)
+    if seat is None:
+        return Step(job, (), Reason.UNKNOWN_MEMBER)
+    if lost_seats(open_seats(job, world), world):
+        return Step(job, (), Reason.NOTED)  # the loss of a peer explains it, and its exit is on the way
+    earlier = recent(job.transients, limits.transient_s, world.now_s)
+    job = replace(job, transients=(*earlier, world.now_s)[-TRANSIENTS_MAX:])
+    is_permanent = len(earlier) >= limits.transient_max
+    kind = RepairKind.SWAP if is_permanent else RepairKind.RETRY
+    count = f"transient {len(earlier) + 1} within {limits.transient_s:g} s"
+    fault = Fault(
+        event.id, RepairCause.TRANSIENT, kind, (seat,) if is_permanent else (),
+        f"rank {seat.rank}: {event.message[:300]} ({count})", world.now_s + limits.error_s,
+    )  # fmt: skip
+    return raise_fault(job, fault, world)
+
+
+def judged(job: JobRepair, event: Judged, world: World) -> Step:
+    """A verdict: it may be the first word of a fault, or a later one on what is under way or repaired."""
+    key = f"inc:{event.incident}"
+    if event.resolved:
+        return _resolved(job, event, world)
+    if event.cause is None:
+        return Step(job, (), Reason.NOT_FOR_REPAIR)
+    if event.cause is RepairCause.SOFTWARE:
+        if key in job.handled and not event.reopened:
+            return Step(job, (), Reason.DUPLICATE)
+        return _capture(replace(job, handled=(*job.handled, key)), event, world)
+    seats = _blamed(job, event, world)
+    action = job.action
+    if action is not None and set(event.ranks) & {seat.rank for seat in action.leavers}:
+        linked = replace(action, incident=action.incident or event.incident)
+        return Step(replace(job, action=linked), (LinkIncident(action.id, event.incident),), Reason.MERGED)
+    last = job.last
+    is_late = last is not None and world.now_s - last.at_s < REPAIRED_S and event.opened_s <= last.at_s + 60.0
+    if last is not None and is_late and set(event.ranks) & set(last.ranks):
+        return Step(job, (LinkIncident(last.action, event.incident),), Reason.ALREADY_REPAIRED)
+    if job.state is RepairState.FALLBACK:
+        return Step(job, (), Reason.JOB_OVER)
+    if key in job.handled and not event.reopened:
+        return Step(job, (), Reason.DUPLICATE)
+    limits = world.policies.of(event.cause).limits
+    if world.now_s - event.at_s > limits.event_s_max or job.over:
+        return Step(job, (), Reason.STALE)
+    if not seats:
+        return Step(job, (), Reason.UNKNOWN_MEMBER)
+    if action is not None and action.status.is_under_way:
+        return Step(job, (), Reason.ALREADY_UNDER_WAY)
+    kind = RepairKind.PLANNED_SWAP if event.planned else RepairKind.SWAP
+    if event.cause is RepairCause.HANG:
+        kind, seats = RepairKind.RETRY, ()  # nothing says that a machine is at fault
+    node = event.nodes[0] if event.nodes and event.cause is RepairCause.NODE_LOST else ""
+    fault = Fault(
+        event.id, event.cause, kind, seats, event.message, world.now_s, incident=event.incident, node=node
+    )
+    return raise_fault(replace(job, handled=(*job.handled, key)), fault, world)
+
+
+def _resolved(job: JobRepair, event: Judged, world: World) -> Step:
+    """Progress by itself takes back what only a verdict had asked for."""
+    action = job.action
+    if action is None or action.status.is_under_way or action.incident != event.incident:
+        return Step(job, (), Reason.NOTHING_DUE)
+    if action.cause in (RepairCause.PROCESS_EXIT, RepairCause.NODE_LOST):
+        return Step(job, (), Reason.NOTED)
+    return end(job, action, ActionStatus.EXPIRED, Reason.WENT_AWAY, RepairState.HEALTHY, world)
+
+
+def _blamed(job: JobRepair, event: Judged, world: World) -> tuple[Seat, ...]:
+    """Seats of the ranks and nodes that the verdict names as first cause."""
+    on_nodes = {member.member for member in world.members if member.node in event.nodes}
+    seats = open_seats(job, world)
+    found = tuple(seat for seat in seats if seat.rank in event.ranks or seat.member in on_nodes)
+    if event.cause is RepairCause.PROCESS_EXIT:
+        gone = {seat.member for seat in lost_seats(found, world)} | {
+            member.member for member in world.members if not member.lives
+        }
+        return tuple(seat for seat in found if seat.member in gone)
+    return found
+
+
+def _capture(job: JobRepair, event: Judged, world: World) -> Step:
+    """Software: stacks from the nodes that are concerned, and somebody who owns the code; never a swap."""
+    action = Action(
+        id=derived_id("act", job.job, job.attempt, event.id), kind=RepairKind.STACK_CAPTURE,
+        cause=RepairCause.SOFTWARE, status=ActionStatus.OBSERVING, mode=RepairMode.OBSERVE,
+        reason=Reason.CAPTURE, message=event.message, source=event.id, created_s=world.now_s,
+        expires_s=world.now_s, incident=event.incident,
+    )  # fmt: skip
+    return Step(job, (Capture(action),), Reason.CAPTURE)
+
+
+# ---------------------------------------------------------------------- the proposal
+
+
+def raise_fault(job: JobRepair, fault: Fault, world: World) -> Step:
+    """A new proposal, or one more leaver of the one that waits."""
+    action = job.action
+    if action is None:
+        return Step(replace(job, action=_propose(job, fault, world)), (), Reason.PROPOSED)
+    names = {seat.member for seat in fault.leavers}
+    if names <= action.leaver_names and fault.kind is action.kind and fault.cause is action.cause:
+        merged = replace(action, incident=action.incident or fault.incident)
+        return Step(replace(job, action=merged), (), Reason.DUPLICATE)
+    fresh = _propose(job, fault, world)
+    leavers = (*action.leavers, *(seat for seat in fault.leavers if seat.member not in action.leaver_names))
+    merged = replace(
+        fresh,
+        id=action.id, source=action.source, created_s=action.created_s,
+        incident=action.incident or fault.incident,
+        kind=action.kind if action.kind is RepairKind.FALLBACK else fault.kind,
+        mode=min(action.mode, fresh.mode, key=MODES.index) if leavers != fault.leavers else fresh.mode,
+        message=f"{fault.message}; {action.message}"[:1000], leavers=leavers,
+        fenced=tuple(dict.fromkeys((*action.fenced, *fault.gone))), node=fault.node or action.node,
+    )  # fmt: skip
+    return Step(replace(job, action=merged), (), Reason.MERGED)
+
+
+def _propose(job: JobRepair, fault: Fault, world: World) -> Action:
+    policy = world.policies.of(fault.cause)
+    return Action(
+        id=derived_id("act", job.job, job.attempt, fault.source), kind=fault.kind, cause=fault.cause,
+        status=ActionStatus.PROPOSED, mode=policy.mode, reason=Reason.PROPOSED, message=fault.message,
+        source=fault.source, created_s=world.now_s, expires_s=world.now_s + policy.limits.proposal_s,
+        not_before_s=fault.not_before_s, incident=fault.incident, node=fault.node, leavers=fault.leavers,
+        fenced=fault.gone, requeue=fault.cause is not RepairCause.SOFTWARE,
+    )  # fmt: skip
+
+
+def _code_text(code: int | None) -> str:
+    if code is None:
+        return "its exit status is not known"
+    return f"exit status {code}" if code >= 0 else f"signal {-code}"
