@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.trainer.guard import Guard
 from paceline.trainer.protection import copier, ring
+from paceline.trainer.protection.budget import Budget, Costs, Coverage, budget
 from paceline.trainer.protection.copier import Copier, Stream
 from paceline.trainer.protection.identity import Holding, Member, Part, Place, ShardIdentity
 from paceline.trainer.protection.replica import Generation, Server, settle
@@ -36,6 +37,8 @@ class Counters:
     timeouts: int = 0
     bytes_own: int = 0
     bytes_shared: int = 0
+    copy_s: float = 0.0  # of the last copy, on the copier's thread
+    seal_s: float = 0.0
 
 
 class Protector:
@@ -107,7 +110,8 @@ class Protector:
             raise ValueError(f"generation {generation} is not newer than {self.generation}")
         self.leave()
         self.identity, self._members, self._behind = identity, tuple(members), ""
-        current = Generation(identity, members, key, generation, self.kept, self._note_commit)
+        restored = self.history[-1][1] if self.history else NEVER
+        current = Generation(identity, members, key, generation, self.kept, self._note_commit, restored)
         self._generation = self._server.generation = current
         current.start()
         newest = self.own.at(self.own.newest(), identity.shard(Part.OWN))
@@ -182,6 +186,26 @@ class Protector:
             return "degraded", f"no keeper in another failure domain for ranks {exposed[:8]}"
         return "protected", ""
 
+    def budget(self, step_s: float, optimizer_s: float = 0.0, free_share: float = 1.0) -> Budget:
+        """What protection costs, from the last copy's own times, and the interval that it can hold.
+
+        To be asked after some protected steps. `free_share`: see `Costs`.
+        """
+        sending_s = self._generation.sending_s if self._generation is not None else 0.0
+        capture_s = self.counters.capture_s / max(1, self.counters.protected)
+        times = (self.counters.copy_s, self.counters.seal_s, sending_s, capture_s)
+        return budget(Costs(*times, step_s, optimizer_s, free_share))
+
+    def coverage(self) -> Coverage:
+        """What has a second copy, and where; to be asked after the first protected step."""
+        rank = self.identity.rank if self.identity is not None else NEVER
+        alone = rank in ring.unprotected(self._members) or not self._members
+        exposed = [f"what rank {rank} alone holds: no keeper in another failure domain"] if alone else []
+        if len({member.failure_domain for member in self._members}) < 2 and self.counters.bytes_shared:
+            exposed.append("parameters: all replicas are in one failure domain")
+        skipped = self.protected.shared_optimizer_bytes()
+        return Coverage(self.counters.bytes_shared, self.counters.bytes_own, skipped, tuple(exposed))
+
     def settle(self, timeout_s: float = 5.0) -> None:
         """After a fault, with the training thread standing: let copies in progress come to their end."""
         deadline_s = self._clock() + timeout_s
@@ -228,9 +252,13 @@ class Protector:
     def _copy(self, snapshot: Snapshot, slot: Slot, generation: Generation | None) -> None:
         """On the copier's thread."""
         try:
+            started_s = self._clock()
             self._stream.copy(snapshot, slot, lazy=True)
+            copied_s = self._clock()
             self._tell(copying=False)
             slot.seal(copier.checksums(slot))
+            self.counters.copy_s = copied_s - started_s
+            self.counters.seal_s = self._clock() - copied_s
         finally:
             self._tell(copying=False, sealing=False)
         self.counters.protected += 1

@@ -43,6 +43,7 @@ class Generation:
         number: int,
         kept: Slots,
         on_commit: Callable[[int], None],
+        restored: int = NEVER,
         shard_bytes_max: int = SHARD_BYTES_MAX,
     ) -> None:
         ranks = [member.rank for member in members]
@@ -52,6 +53,8 @@ class Generation:
         self._keeps = {rank for rank, holder in self._held.items() if holder == identity.rank}
         self._shard_bytes_max = shard_bytes_max
         self._kept = kept
+        # All members hold the restored step themselves, so of the kept copies one step before it is enough.
+        self._floor = restored - 1
         self._kept_lock = threading.Lock()
         self._tracker = CommitTracker(ranks, identity.rank, NEVER)
         self._lock = threading.Lock()
@@ -62,6 +65,7 @@ class Generation:
         self._open: list[Channel] = []
         self.closed = threading.Event()
         self.acknowledged = NEVER
+        self.sending_s = 0.0  # of the last copy, its check by the keeper included
         self.refused_frames = 0
         self._threads: list[threading.Thread] = []
 
@@ -132,29 +136,39 @@ class Generation:
     def _keep(self, channel: Channel, rank: int) -> None:
         while not self.closed.is_set():
             header = channel.receive()
-            length = wire.number(header, "bytes", self._shard_bytes_max)
-            step, origin = wire.number(header, "step"), wire.number(header, "origin")
             self._refuse_other_generations(header)
-            shard, wanted = wire.text(header, "shard"), wire.text(header, "checksum")
-            committed = max(self.committed, wire.number(header, "committed"))
+            step, shard = wire.number(header, "step"), wire.text(header, "shard")
+            wanted = wire.text(header, "checksum")
             with self._kept_lock:
-                slot = self._kept.choose(shard, committed)
-                if slot is None:
-                    raise WireError(f"rank {rank} sends step {step}, but both slots are still needed")
-                slot.open(origin, step, rank, {Part.OWN: shard})
-                good = False
-                try:
-                    channel.set_timeout(BODY_S)
-                    content = slot.buffer(Part.OWN).reserve(length)
-                    channel.receive_into(memory_of(content))
-                    channel.set_timeout(None)
-                    good = checksum(content) == wanted and not self.closed.is_set()
-                finally:
-                    if good:
-                        slot.seal({Part.OWN: wanted})
-                    else:
-                        slot.clear()
-            channel.send({"kind": "kept" if good else "bad", "step": step, "generation": self.number})
+                if header.get("kind") == "ask":
+                    slot = self._kept.at(step, shard)
+                    answer = "kept" if slot is not None and wanted in slot.checksums.values() else "want"
+                else:
+                    answer = "kept" if self._receive(channel, header, rank) else "bad"
+            channel.send({"kind": answer, "step": step, "generation": self.number})
+
+    def _receive(self, channel: Channel, header: dict[str, Any], rank: int) -> bool:
+        """The body that follows `header`, into a slot; whether it is sealed. With the lock held."""
+        step, shard = wire.number(header, "step"), wire.text(header, "shard")
+        length = wire.number(header, "bytes", self._shard_bytes_max)
+        committed = max(self.committed, wire.number(header, "committed"), self._floor)
+        slot = self._kept.choose(shard, committed)
+        if slot is None:
+            raise WireError(f"rank {rank} sends step {step}, but both slots are still needed")
+        slot.open(wire.number(header, "origin"), step, rank, {Part.OWN: shard})
+        good = False
+        try:
+            channel.set_timeout(BODY_S)
+            content = slot.buffer(Part.OWN).reserve(length)
+            channel.receive_into(memory_of(content))
+            channel.set_timeout(None)
+            good = checksum(content) == header["checksum"] and not self.closed.is_set()
+        finally:
+            if good:
+                slot.seal({Part.OWN: header["checksum"]})
+            else:
+                slot.clear()
+        return good
 
     def _refuse_other_generations(self, header: dict[str, Any]) -> None:
         if wire.number(header, "generation") != self.number:
@@ -165,21 +179,22 @@ class Generation:
         endpoint = self._endpoints[self._held[self.identity.rank]]
         pending: Slot | None = None
         while not self.closed.is_set():
-            channel = self._connect(endpoint, "replica")
+            channel, ask = self._connect(endpoint, "replica"), True
             try:
                 while not self.closed.is_set():
                     pending = pending or self._offers.get()
                     if pending is None:
                         return
-                    self._send(channel, pending)
-                    pending = None
+                    self._send(channel, pending, ask)
+                    pending, ask = None, False
             except (OSError, WireError) as error:
                 log.info("the link to the keeper at %s broke: %s", endpoint, error)
             finally:
                 self._forget(channel)
             self.closed.wait(RETRY_S)
 
-    def _send(self, channel: Channel, slot: Slot) -> None:
+    def _send(self, channel: Channel, slot: Slot, ask: bool) -> None:
+        """`ask`: first on this link, so the keeper may have it already, from before or unacknowledged."""
         record = slot.record
         if record is None or not record.sealed:
             return
@@ -194,12 +209,24 @@ class Generation:
             "checksum": slot.checksums[Part.OWN],
             "bytes": content.numel(),
         }
+        if ask:
+            channel.send({**header, "kind": "ask"})
+            if self._answer(channel, record.step) == "kept":
+                self._acknowledge(record.step)
+                return
+        started_s = time.monotonic()
         channel.send(header, memory_of(content))
+        if self._answer(channel, record.step) != "kept":
+            raise WireError(f"step {record.step} reached the keeper with another checksum")
+        self.sending_s = time.monotonic() - started_s
+        self._acknowledge(record.step)
+
+    def _answer(self, channel: Channel, step: int) -> str:
         answer = channel.receive()
         self._refuse_other_generations(answer)
-        if answer.get("kind") != "kept" or wire.number(answer, "step") != record.step:
-            raise WireError(f"the keeper answers {answer.get('kind')!r} to step {record.step}")
-        self._acknowledge(record.step)
+        if wire.number(answer, "step") != step:
+            raise WireError(f"the keeper answers to step {answer['step']}, asked was {step}")
+        return wire.text(answer, "kind")
 
     def _acknowledge(self, step: int) -> None:
         self.acknowledged = max(self.acknowledged, step)

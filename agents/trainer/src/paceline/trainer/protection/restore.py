@@ -7,7 +7,7 @@ again without it.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,6 +76,7 @@ def restore(
         bad, moved = _fetch(protector, plan, identity, generation, exchange, times, clock)
         fresh = _agree_on_refused(bad, exchange)
         settled, refused = not fresh, refused | fresh
+        _drop(protector, fresh, identity.rank)
     loading_s = clock()
     _load(protector, identity, plan)
     protector.history = list(history)
@@ -209,6 +210,15 @@ def _agree_on_refused(bad: Sequence[Refused], exchange: Exchange) -> set[Refused
         for rank, shard, step, place in json.loads(payload):
             found.add(Refused(int(rank), str(shard), int(step), Place(place)))
     return found
+
+
+def _drop(protector: Protector, refused: Iterable[Refused], rank: int) -> None:
+    """Forget the copies of this rank that turned out bad, so that new ones can take their place."""
+    for each in refused:
+        slots = protector.own if each.place is Place.OWN else protector.kept
+        slot = slots.at(each.step, each.shard)
+        if each.rank == rank and slot is not None:
+            slot.clear()
 
 
 def _load(protector: Protector, identity: ShardIdentity, plan: RestorePlan) -> None:

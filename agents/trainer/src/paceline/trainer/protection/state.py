@@ -128,11 +128,17 @@ class Protected:
         if callable(getattr(thing, "register_step_pre_hook", None)):
             self.optimizers.append(thing)
 
-    @property
-    def optimizer_is_shared(self) -> bool:
-        """Whether an optimizer's state is equal on all replicas, so that a neighbour's copy adds nothing."""
-        sources = [source for source in self._sources.values() if isinstance(source, OptimizerSource)]
-        return any(source.read()[0].part is Part.SHARED for source in sources)
+    def shared_optimizer_bytes(self) -> int:
+        """Of optimizer state that is equal on all replicas, so that a keeper's copy would add nothing."""
+        trees = [
+            section.tree
+            for source in self._sources.values()
+            if isinstance(source, OptimizerSource)
+            for section in source.read()
+            if section.part is Part.SHARED
+        ]
+        values = [value for tree in trees for entry in tree.values() for value in entry.values()]
+        return sum(value.numel() * value.element_size() for value in values if hasattr(value, "numel"))
 
     def capture(self) -> Snapshot:
         """The state as it is now. Lists live tensors; costs no copy of any storage."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ class Job:
 
     def train(self, first: int, last: int) -> None:
         for step in range(first, last + 1):
-            assert self.everyone(lambda each, step=step: each.step(step)) == [None] * len(self.ranks)
+            assert self.everyone(partial(Rank.step, step=step)) == [None] * len(self.ranks)
 
     def replace(self, rank: int, seed: int = 99) -> None:
         """As if the rank was killed: nothing of it is left, and a standby has its place."""
@@ -149,8 +150,11 @@ def test_a_standby_continues_bitwise_where_the_dead_rank_was(job: Any, replicas:
     assert [type(report) for report in reports] == [RestoreReport] * 4, reports
     assert {(report.step, report.replayed) for report in reports} == {(4, 0)}
     running.train(5, 6)
+    running.settle()
     for left, right in zip(running.ranks, undisturbed.ranks, strict=True):
         assert equal(left.fingerprint(), right.fingerprint())
+        assert left.protector.status() == ("protected", "")
+        assert left.protector.committed() == 6
 
 
 def test_survivors_that_applied_a_step_go_back_with_the_others(job: Any) -> None:
@@ -185,10 +189,8 @@ def test_a_corrupt_newest_copy_costs_a_step_and_nothing_else(job: Any) -> None:
     running = job(2)
     running.train(0, 3)
     running.settle()
-    before = {}
     (slot,) = [slot for slot in running.ranks[1].protector.kept.all if slot.record.step == 3]
     slot.buffer(Part.OWN).content()[100] ^= 1
-    del before
     running.replace(0)
     reports = running.restore()
     assert {(report.step, report.reason, report.refused) for report in reports} == {(2, "step_back", 1)}
@@ -208,6 +210,8 @@ def test_two_losses_one_after_the_other(job: Any) -> None:
         reports = running.restore()
         assert {type(report) for report in reports} == {RestoreReport}, reports
         running.train(reports[0].step + 1, last)
+    running.settle()
+    assert {each.protector.status() for each in running.ranks} == {("protected", "")}
     for left, right in zip(running.ranks, undisturbed.ranks, strict=True):
         assert equal(left.fingerprint(), right.fingerprint())
 
