@@ -26,7 +26,7 @@ from paceline.runtime.clock import SystemClock
 from paceline.runtime.settings import KafkaSettings
 from tests.unit.agent.conftest import MemoryPublisher
 from tests.unit.nccl.calls import Trace
-from tests.unit.nccl.conftest import NcclProcess, StartNccl, built, start_nccl  # noqa: F401  (fixtures)
+from tests.unit.nccl.conftest import NcclProcess, StartNccl, build, built, start_nccl  # noqa: F401  (fixtures)
 
 KEY = b"a key of the whole cluster"
 Eventually = Callable[..., Awaitable[Any]]

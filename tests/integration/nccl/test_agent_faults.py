@@ -19,7 +19,7 @@ from paceline.contracts.batch import RowKind
 from paceline.contracts.layout import PAGE_BYTES, PROCESS
 from tests.unit.agent.conftest import MemoryPublisher, StartAgent, agent_folder, publisher, start_agent  # noqa: F401
 from tests.unit.nccl.calls import Trace
-from tests.unit.nccl.conftest import NcclProcess, StartNccl, built, start_nccl  # noqa: F401
+from tests.unit.nccl.conftest import NcclProcess, StartNccl, build, built, start_nccl  # noqa: F401
 
 Eventually = Callable[..., Awaitable[Any]]
 F_GET_SEALS, F_SEAL_SHRINK = 1034, 0x0002
