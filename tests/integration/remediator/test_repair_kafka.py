@@ -1,173 +1,28 @@
 """The loop through the topics: supervisors at an agent's socket, real Kafka, real PostgreSQL."""
 
-import asyncio
-import json
-import os
-import struct
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from paceline.agent.evidence import make_agent
-from paceline.agent.settings import AgentSettings
-from paceline.contracts.agent_socket import LENGTH
 from paceline.contracts.events import EventType
-from paceline.contracts.recovery import (
-    ChildExit,
-    OrderOutcome,
-    OrderResult,
-    PhaseReport,
-    RecoveryMessage,
-    RecoveryPhase,
-    Role,
-    SupervisorHello,
-    Support,
-    encode_recovery,
-    parse_members,
-)
-from paceline.contracts.repair import RepairMode
 from paceline.contracts.topics import COMMAND_RESULTS, DEAD_LETTERS, HEALTH
-from paceline.incidents.relay import OutboxRelay
-from paceline.incidents.settings import IncidentsSettings
+from paceline.lab.kafka import LocalKafka
+from paceline.lab.postgres import LocalPostgres
 from paceline.remediator.app import RemediatorApp
 from paceline.remediator.settings import RemediatorSettings
-from paceline.runtime.app import App
 from paceline.runtime.clock import SystemClock
 from paceline.runtime.consumer import Consumer
 from paceline.runtime.options import ConsumerOptions, Start
 from paceline.runtime.producer import Producer
 from paceline.runtime.record import Record
-from paceline.runtime.settings import CommandSettings, KafkaSettings
 from paceline.store import Database
 from paceline.store.repositories.repair import RepairRepository
-from paceline.store.settings import StoreSettings
+from tests.integration.remediator.conftest import FakeSupervisor, has, registered, state_of
 
 Eventually = Callable[..., Any]
-KEY = "a key of the whole cluster"
-NODE = "node-of-the-test"
 WAIT_S = 60.0  # the machine may be busy
 pytestmark = pytest.mark.timeout(240)
-
-
-class FakeSupervisor:
-    """Speaks the protocol and carries every order out at once; `mute` lets it forget its phases."""
-
-    def __init__(self, folder: Path, job: str, name: str, rank: int, number: int) -> None:
-        self.hello = SupervisorHello(
-            job=job, attempt="a1", member=name, role=Role.MEMBER if rank >= 0 else Role.STANDBY, rank=rank,
-            pid=os.getpid(), child_pid=900_000 + number, child_pid_start=number + 1, generation=0, step=40,
-            store=f"h:{number + 1}", replica=f"h:{number + 1000}", failure_domain=f"rack-{number}",
-            ready=True, world_size=3, support=Support.VERIFIED,
-        )  # fmt: skip
-        self.mute = False
-        self.orders: list[dict[str, Any]] = []
-        self._path = str(folder / "agent.sock")
-        self._task: asyncio.Task[None] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-
-    async def start(self) -> None:
-        reader, self._writer = await asyncio.open_unix_connection(self._path)
-        await self.say(self.hello)
-        self._task = asyncio.create_task(self._listen(reader))
-
-    async def say(self, message: RecoveryMessage) -> None:
-        assert self._writer is not None
-        self._writer.write(encode_recovery(message))
-        await self._writer.drain()
-
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        while True:
-            try:
-                (length,) = struct.unpack("<I", await reader.readexactly(LENGTH.size))
-                message = json.loads(await reader.readexactly(length))
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return
-            if message["type"] == "order":
-                self.orders.append(message)
-                await self._obey(message)
-
-    async def _obey(self, order: dict[str, Any]) -> None:
-        generation, name = order["generation"], self.hello.member
-        await self.say(OrderResult(order["id"], name, OrderOutcome.DONE, "", generation))
-        if order["kind"] != "rebuild" or self.mute:
-            return
-        ranks = {row.member: row.rank for row in parse_members(order["arguments"]["members"])}
-        if name not in ranks:
-            return  # it has been replaced
-        self.hello = replace(
-            self.hello, role=Role.MEMBER, rank=ranks[name], generation=generation, step=41, ready=True
-        )
-        for phase in (RecoveryPhase.RENDEZVOUS, RecoveryPhase.RESUME, RecoveryPhase.FIRST_STEP):
-            await self.say(PhaseReport(name, ranks[name], generation, phase, 1.0, 41, 1))
-        await self.say(self.hello)
-
-    async def die(self) -> None:
-        """Its training process is killed."""
-        await self.say(ChildExit(self.hello.member, self.hello.child_pid, self.hello.child_pid_start, -9))
-
-    async def stop(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-
-@pytest.fixture
-def folder() -> Path:
-    """A short path, for the socket."""
-    return Path(tempfile.mkdtemp(prefix="pr-"))
-
-
-@pytest.fixture
-def settings(database: str, kafka_bootstrap: str, folder: Path) -> RemediatorSettings:
-    return RemediatorSettings(
-        kafka=KafkaSettings(bootstrap=kafka_bootstrap, group_prefix=folder.name, send_timeout_s=60.0),
-        database=StoreSettings(url=database), command=CommandSettings(key=KEY), mode=RepairMode.AUTO,
-    )  # fmt: skip
-
-
-@pytest.fixture
-async def platform(settings: RemediatorSettings, folder: Path) -> AsyncIterator[list[App]]:
-    """Relay and agent; the test starts the remediator itself."""
-    relay = IncidentsSettings(kafka=settings.kafka, database=settings.database, command=settings.command)
-    node = AgentSettings(socket=folder / "agent.sock", state_dir=folder / "state", node=NODE, interval_s=0.2)
-    apps: list[App] = [OutboxRelay(relay), *make_agent(node, settings.kafka, KEY.encode(), SystemClock())]
-    for app in apps:
-        await app.start()
-    yield apps
-    for app in reversed(apps):
-        await app.stop()
-
-
-@pytest.fixture
-async def crew(platform: list[App], folder: Path) -> AsyncIterator[list[FakeSupervisor]]:
-    """Three ranks and a standby of a job of this test's own."""
-    job = f"train-{folder.name}"
-    made = [
-        FakeSupervisor(folder, job, name, rank, number)
-        for number, (name, rank) in enumerate((("m0", 0), ("m1", 1), ("m2", 2), ("s0", -1)))
-    ]
-    for supervisor in made:
-        await supervisor.start()
-    yield made
-    for supervisor in made:
-        await supervisor.stop()
-
-
-async def registered(store: Database, job: str) -> int:
-    async with store.transaction() as session:
-        return len(await RepairRepository(session).members(job, "a1"))
-
-
-async def state_of(store: Database, job: str) -> str:
-    async with store.transaction() as session:
-        row = await RepairRepository(session).job(job, "a1")
-    return "" if row is None else row.state
 
 
 async def test_a_kill_is_repaired_through_the_topics(
@@ -211,7 +66,7 @@ async def test_a_remediator_that_dies_during_a_swap_is_followed_by_one_that_ends
     for supervisor in crew:  # what nobody hears now waits in the topic
         supervisor.mute = False
     for supervisor in (crew[0], crew[1], crew[3]):
-        await supervisor._obey(supervisor.orders[-1])
+        await supervisor.obey(supervisor.orders[-1])
     second = RemediatorApp(settings)
     await second.start()
     try:
@@ -255,5 +110,35 @@ async def test_what_cannot_be_read_goes_to_the_dead_letters_and_stops_nothing(
         await reader.stop()
 
 
-async def has(value: Any, wanted: object) -> bool:
-    return bool(await value == wanted)
+@pytest.mark.parametrize("away", ["kafka", "postgres"])
+async def test_what_is_away_during_a_swap_delays_its_end_and_loses_nothing(
+    away: str,
+    settings: RemediatorSettings,
+    crew: list[FakeSupervisor],
+    store: Database,
+    eventually: Eventually,
+    request: pytest.FixtureRequest,
+) -> None:
+    job = crew[0].hello.job
+    server: LocalKafka | LocalPostgres = request.getfixturevalue(f"{away}_server")
+    remediator = RemediatorApp(settings)
+    await remediator.start()
+    try:
+        await eventually(lambda: has(registered(store, job), 4), deadline_s=WAIT_S)
+        for supervisor in crew:
+            supervisor.mute = True
+        await crew[1].die()
+        await eventually(lambda: bool(crew[3].orders), deadline_s=WAIT_S)
+        server.stop()
+        for supervisor in (crew[0], crew[2], crew[3]):
+            supervisor.mute = False
+            await supervisor.obey(supervisor.orders[-1])
+        server.start()
+        await eventually(lambda: has(state_of(store, job), "resumed"), deadline_s=2 * WAIT_S)
+        async with store.transaction() as session:
+            rows = await RepairRepository(session).recoveries([job], [], None, 10)
+        assert [row.generation for row in rows if row.state == "resumed"] == [
+            max(row.generation for row in rows)
+        ]
+    finally:
+        await remediator.stop()

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from paceline.contracts.events import EventType, EvidenceState, IncidentEvent
 from paceline.contracts.registry import HealthEvent, JobRecord
 from paceline.contracts.repair import ActionStatus, MemberRecord, RecoveryReport
@@ -132,10 +134,12 @@ class RemediatorApp:
 
     async def _handle_report(self, headers: EventHeaders, report: RecoveryReport) -> None:
         event, values = event_of_report(report), phase_values(report)
+        if event is None:
+            return
         async with self._database.transaction() as session:
             await RepairRepository(session).add_phase(values)
-        if event is not None:
-            await self.apply(report.job, report.attempt, event, headers.traceparent)
+            step = await self._decide(session, report.job, report.attempt, event, headers.traceparent)
+        self._note(report.job, report.attempt, event, step)
 
     async def _handle_registry(self, records: Sequence[Record]) -> Sequence[BadRecord]:
         """Supervisors of a batch in one transaction; then each of their jobs is looked at."""
@@ -171,16 +175,25 @@ class RemediatorApp:
 
     async def apply(self, job: str, attempt: str, event: Event, traceparent: str) -> Step:
         """One event, one transaction."""
-        traceparent = current_traceparent() or traceparent
         async with self._database.transaction() as session:
-            step = await apply(session, job, attempt, event, self._clock.unix_s(), self._context, traceparent)
-        if step.effects:
-            count("paceline.repair.decisions", reason=step.reason.value)
-            log.info(
-                "repair_decided", job=job, attempt=attempt, cause=type(event).__name__,
-                decision=step.reason.value, state=step.job.state.value, generation=step.job.generation,
-            )  # fmt: skip
+            step = await self._decide(session, job, attempt, event, traceparent)
+        self._note(job, attempt, event, step)
         return step
+
+    async def _decide(
+        self, session: AsyncSession, job: str, attempt: str, event: Event, traceparent: str
+    ) -> Step:
+        traceparent = current_traceparent() or traceparent
+        return await apply(session, job, attempt, event, self._clock.unix_s(), self._context, traceparent)
+
+    def _note(self, job: str, attempt: str, event: Event, step: Step) -> None:
+        if not step.effects:
+            return
+        count("paceline.repair.decisions", reason=step.reason.value)
+        log.info(
+            "repair_decided", job=job, attempt=attempt, cause=type(event).__name__,
+            decision=step.reason.value, state=step.job.state.value, generation=step.job.generation,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ time
 
