@@ -55,6 +55,7 @@ class FakeSupervisor:
         )  # fmt: skip
         self.mute = False
         self.orders: list[dict[str, Any]] = []
+        self.ordered_ns = 0  # when the newest one came
         self._path = str(folder / "agent.sock")
         self._task: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -77,6 +78,7 @@ class FakeSupervisor:
             except (asyncio.IncompleteReadError, ConnectionError):
                 return
             if message["type"] == "order":
+                self.ordered_ns = SystemClock().monotonic_ns()
                 self.orders.append(message)
                 await self.obey(message)
 

@@ -19,6 +19,7 @@ from paceline.contracts.commands import Command, CommandKind, CommandResult, sig
 from paceline.contracts.recovery import (
     ChildError,
     ChildExit,
+    Member,
     OrderOutcome,
     OrderResult,
     PhaseReport,
@@ -27,8 +28,9 @@ from paceline.contracts.recovery import (
     Role,
     SupervisorHello,
     encode_recovery,
+    format_members,
 )
-from paceline.contracts.registry import HealthEvent
+from paceline.contracts.registry import HealthEvent, HealthKind, JobRecord, JobState, NodeRecord
 from paceline.contracts.repair import MemberRecord, RecoveryReport, ReportKind
 from paceline.runtime.clock import SystemClock
 from paceline.runtime.settings import KafkaSettings
@@ -243,3 +245,23 @@ async def test_nobody_speaks_for_another(relay: Any, connect: Any, publisher: An
     assert agent.drops["bad_message"] == 1
     assert publisher.values(HealthEvent) == []
     assert publisher.values(CommandResult) == []
+
+
+async def test_a_rank_that_goes_on_elsewhere_is_no_end_of_the_job(
+    relay: Any, connect: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
+    _, app = relay
+    hello = replace(HELLO, job="job", member="m1", rank=1)
+    supervisor = await connect(hello)
+    rank = await start_rank(1)
+    await eventually(lambda: publisher.job() is not None)
+    await rank.end()
+    await eventually(lambda: publisher.health(HealthKind.PROCESS_EXIT))
+    members = format_members([Member(0, "m0"), Member(1, "elsewhere")])
+    arguments = {"targets": '["m1"]', "store": "h:1", "members": members}
+    assert app.take(command(job="job", arguments=arguments)) is Answer.ACCEPT
+    await eventually(lambda: publisher.values(NodeRecord)[-1].ranks == ())
+    assert publisher.job().ended_unix_s is None, "its supervisor is still here"
+    supervisor.sock.close()
+    await eventually(lambda: publisher.values(NodeRecord)[-1].left)
+    assert {record.state for record in publisher.values(JobRecord)} == {JobState.STARTING}

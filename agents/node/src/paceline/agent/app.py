@@ -64,6 +64,7 @@ class AgentApp:
         self.supervisors = Supervisors(
             settings, clock, proc, self.push_event, self._outbox.graves, self.drops, self._owner_of
         )
+        self.roster.is_held = self.supervisors.serves
         self._reception = Reception(
             settings, self.roster, proc, page_opener, self.drops, agent, self.supervisors
         )
@@ -153,6 +154,8 @@ class AgentApp:
         while True:
             self.sampler.sample_all()
             self.supervisors.refresh()
+            for key, ranks in self.supervisors.moved():
+                self.roster.moved(key, ranks)
             self._outbox.bury()
             self._save_state()
             self._repeat_registry()

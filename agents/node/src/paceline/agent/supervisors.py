@@ -7,13 +7,14 @@ nobody is killed by the agent: the supervisor has the job's own uid.
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from paceline.agent.collecting import Answer, check_command
 from paceline.agent.delivery import Event
 from paceline.agent.graves import Graves
 from paceline.agent.process import ProcReader
+from paceline.agent.registry import JobKey
 from paceline.agent.settings import AgentSettings
 from paceline.agent.socket_server import Connection
 from paceline.contracts.agent_socket import Welcome
@@ -34,6 +35,7 @@ from paceline.contracts.recovery import (
     Role,
     SupervisorHello,
     encode_recovery,
+    parse_members,
 )
 from paceline.contracts.registry import HealthEvent, HealthKind
 from paceline.contracts.repair import MemberRecord, RecoveryReport, ReportKind, member_key
@@ -43,6 +45,8 @@ from paceline.runtime.clock import Clock
 from paceline.runtime.logging import get_logger
 
 ORDER_KINDS = frozenset(CommandKind(kind.value) for kind in OrderKind)
+GROUP_KINDS = (CommandKind.REBUILD, CommandKind.RETRY, CommandKind.SWITCH)
+SEATS_MAX = 64  # attempts
 KNOWN_MAX = 512  # ids of commands that were handed on
 STEP_EVERY_NS = 1_000_000_000  # a committed step alone is told so often
 TARGETS_MAX = 4096
@@ -82,6 +86,8 @@ class Supervisors:
         self._owner_of = owner_of
         self._guests: dict[Connection, Guest] = {}
         self._known: deque[str] = deque(maxlen=KNOWN_MAX)
+        # Who has which rank in the newest generation that was ordered here, by attempt; bounded.
+        self._seats: dict[JobKey, dict[int, str]] = {}
         self._seen: dict[tuple[str, str], str] = {}  # (order, member) -> what was seen before a kill
         self.stopping = False
 
@@ -90,6 +96,17 @@ class Supervisors:
 
     def has(self, connection: Connection) -> bool:
         return connection in self._guests
+
+    def serves(self, key: JobKey) -> bool:
+        """Whether supervisors of the attempt are here: it may go on, whatever has ended."""
+        return any((guest.hello.job, guest.hello.attempt) == key for guest in self._guests.values())
+
+    def moved(self) -> Iterator[tuple[JobKey, list[int]]]:
+        """Ranks that members on other nodes have by now."""
+        here = {guest.hello.member for guest in self._guests.values()}
+        for key, seats in self._seats.items():
+            if ranks := [rank for rank, member in seats.items() if member not in here]:
+                yield key, ranks
 
     # ------------------------------------------------------------------ what comes in
 
@@ -279,6 +296,7 @@ class Supervisors:
             command.id, OrderKind(command.kind.value), command.generation, tried, command.expires_unix_s,
             arguments,
         )  # fmt: skip
+        self._note_seats(command)
         present = {
             guest.hello.member: guest
             for guest in self._guests.values()
@@ -291,6 +309,19 @@ class Supervisors:
             else:
                 self._hand_over(guest, order)
         return Answer.ACCEPT if present else Answer.NO_JOB
+
+    def _note_seats(self, command: Command) -> None:
+        if command.kind not in GROUP_KINDS:
+            return
+        try:
+            members = parse_members(command.arguments.get("members", ""))
+        except RecoveryMessageError:
+            return  # the supervisors say what is wrong with it
+        key = (command.job, command.attempt)
+        self._seats.pop(key, None)
+        self._seats[key] = {member.rank: member.member for member in members}
+        while len(self._seats) > SEATS_MAX:
+            del self._seats[next(iter(self._seats))]
 
     def _hand_over(self, guest: Guest, order: Order) -> None:
         hello = guest.hello
