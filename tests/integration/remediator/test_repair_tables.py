@@ -191,6 +191,14 @@ async def test_a_restarted_service_goes_on_where_it_stood(make_job: Any) -> None
     assert {command.id.rpartition("-")[2] for command in await job.commands()} == {"0", "1"}
 
 
+async def test_a_verdict_on_the_attempt_finds_supervisors_that_know_its_first_name(make_job: Any) -> None:
+    job = await make_job()
+    event = ProcessExit("exit", NOW, 1, "", 1001, 3003, -9)
+    async with job.store.transaction() as session:
+        step = await apply(session, "train", "its-final-name", event, NOW, job.context, "")
+    assert (step.reason, step.job.attempt) == (Reason.REBUILD, "a1")
+
+
 async def test_a_loss_of_state_is_a_fallback(make_job: Any) -> None:
     job = await make_job()
     await job.kill(1)

@@ -170,12 +170,23 @@ class TestGivingUp:
     def test_a_standby_that_dies_during_the_swap_is_replaced_by_the_next(self, rig: Rig) -> None:
         rig.kill("m1")
         rig.change("s1", child_pid=0, child_pid_start=0)
-        assert rig.tick().reason is Reason.REBUILD
+        rig.tick()
+        assert rig.tick(0.6).reason is Reason.REBUILD
         assert rig.sent[-1].generation == 2
         assert "s0" in rig.sent[-1].arguments["members"]
         rig.change("s0", left=True)
-        assert rig.tick().reason is Reason.NO_STANDBY
+        rig.tick()
+        assert rig.tick(0.6).reason is Reason.NO_STANDBY
         assert closed(rig.tick(60)).status is ActionStatus.FAILED
+
+    def test_a_member_that_finishes_during_a_swap_is_not_lost(self, rig: Rig) -> None:
+        rig.kill("m1")
+        rig.change("m3", left=True, child_pid=0, child_pid_start=0)
+        rig.tick()
+        member = make_member("m3", 3, "n1")
+        rig.feed(ProcessExit("end", rig.now_s, 3, "m3", member.child_pid, member.child_pid_start, 0))
+        rig.tick(5)
+        assert [order.kind for order in rig.sent] == [CommandKind.REBUILD]
 
     def test_a_state_that_nobody_has_any_more_is_not_tried_twice(self, rig: Rig) -> None:
         rig.kill("m1")

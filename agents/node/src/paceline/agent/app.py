@@ -154,8 +154,8 @@ class AgentApp:
         while True:
             self.sampler.sample_all()
             self.supervisors.refresh()
-            for key, ranks in self.supervisors.moved():
-                self.roster.moved(key, ranks)
+            for job, ranks in self.supervisors.moved():
+                self.roster.moved(job, ranks)
             self._outbox.bury()
             self._save_state()
             self._repeat_registry()

@@ -44,8 +44,8 @@ class Roster:
         self._outbox = outbox
         self._proc = proc
         self._on_exit = on_exit
-        # Whether an attempt may go on although no process of it lives here: it has supervisors.
-        self.is_held: Callable[[JobKey], bool] = lambda key: False
+        # Whether a job may go on although no process of it lives here: it has supervisors.
+        self.is_held: Callable[[str], bool] = lambda job: False
 
     def of_job(self, key: JobKey) -> list[Process]:
         """Processes of one attempt, living and ended, by rank."""
@@ -149,7 +149,7 @@ class Roster:
     def settle(self, job: LocalJob) -> None:
         """Judge the end of a job without living processes; forget it after its time."""
         now_ns = self._clock.monotonic_ns()
-        if job.ended_ns is None and not self.living(job.key) and not self.is_held(job.key):
+        if job.ended_ns is None and not self.living(job.key) and not self.is_held(job.job):
             job.ended_ns = now_ns
             if not job.superseded:
                 job.state, job.end_reason = judge_end(list(job.ended.values()), job.cancelled)
@@ -158,20 +158,23 @@ class Roster:
         if job.ended_ns is not None and now_ns - job.ended_ns >= self._settings.retain_ended_s * 1e9:
             self._forget(job)
 
-    def moved(self, key: JobKey, ranks: Collection[int]) -> None:
+    def moved(self, name: str, ranks: Collection[int]) -> None:
         """Processes on other nodes have these ranks now: what ended here is no part of the job any more."""
-        job = self.jobs.get(key)
-        for rank in ranks:
-            process = self.processes.get((key, rank))
-            if job is None or process is None or process.exit is None:
-                continue
-            self.release(process)
-            del self.processes[(key, rank)]
-            for table in (job.hellos, job.pids, job.ended):
-                table.pop(rank, None)
-            for members in job.members.values():
-                members.discard(rank)
-            log.info("rank_moved", job=job.job, rank=rank)
+        for job in [job for job in self.jobs.values() if job.job == name]:
+            for rank in ranks:
+                process = self.processes.get((job.key, rank))
+                if process is not None and process.exit is not None:
+                    self._move(job, process)
+
+    def _move(self, job: LocalJob, process: Process) -> None:
+        rank = process.rank
+        self.release(process)
+        del self.processes[(job.key, rank)]
+        for table in (job.hellos, job.pids, job.ended):
+            table.pop(rank, None)
+        for members in job.members.values():
+            members.discard(rank)
+        log.info("rank_moved", job=job.job, rank=rank)
 
     def _forget(self, job: LocalJob) -> None:
         for process in self.of_job(job.key):

@@ -14,7 +14,6 @@ from paceline.agent.collecting import Answer, check_command
 from paceline.agent.delivery import Event
 from paceline.agent.graves import Graves
 from paceline.agent.process import ProcReader
-from paceline.agent.registry import JobKey
 from paceline.agent.settings import AgentSettings
 from paceline.agent.socket_server import Connection
 from paceline.contracts.agent_socket import Welcome
@@ -46,7 +45,7 @@ from paceline.runtime.logging import get_logger
 
 ORDER_KINDS = frozenset(CommandKind(kind.value) for kind in OrderKind)
 GROUP_KINDS = (CommandKind.REBUILD, CommandKind.RETRY, CommandKind.SWITCH)
-SEATS_MAX = 64  # attempts
+SEATS_MAX = 64  # jobs
 KNOWN_MAX = 512  # ids of commands that were handed on
 STEP_EVERY_NS = 1_000_000_000  # a committed step alone is told so often
 TARGETS_MAX = 4096
@@ -86,8 +85,8 @@ class Supervisors:
         self._owner_of = owner_of
         self._guests: dict[Connection, Guest] = {}
         self._known: deque[str] = deque(maxlen=KNOWN_MAX)
-        # Who has which rank in the newest generation that was ordered here, by attempt; bounded.
-        self._seats: dict[JobKey, dict[int, str]] = {}
+        # Who has which rank in the newest generation that was ordered here, by job; bounded.
+        self._seats: dict[str, dict[int, str]] = {}
         self._seen: dict[tuple[str, str], str] = {}  # (order, member) -> what was seen before a kill
         self.stopping = False
 
@@ -97,16 +96,17 @@ class Supervisors:
     def has(self, connection: Connection) -> bool:
         return connection in self._guests
 
-    def serves(self, key: JobKey) -> bool:
-        """Whether supervisors of the attempt are here: it may go on, whatever has ended."""
-        return any((guest.hello.job, guest.hello.attempt) == key for guest in self._guests.values())
+    def serves(self, job: str) -> bool:
+        """Whether supervisors of the job are here: it may go on, whatever has ended. They know it by the name
+        that its attempt had before its processes agreed on one."""
+        return any(guest.hello.job == job for guest in self._guests.values())
 
-    def moved(self) -> Iterator[tuple[JobKey, list[int]]]:
-        """Ranks that members on other nodes have by now."""
+    def moved(self) -> Iterator[tuple[str, list[int]]]:
+        """Jobs and the ranks of them that members on other nodes have by now."""
         here = {guest.hello.member for guest in self._guests.values()}
-        for key, seats in self._seats.items():
+        for job, seats in self._seats.items():
             if ranks := [rank for rank, member in seats.items() if member not in here]:
-                yield key, ranks
+                yield job, ranks
 
     # ------------------------------------------------------------------ what comes in
 
@@ -317,9 +317,8 @@ class Supervisors:
             members = parse_members(command.arguments.get("members", ""))
         except RecoveryMessageError:
             return  # the supervisors say what is wrong with it
-        key = (command.job, command.attempt)
-        self._seats.pop(key, None)
-        self._seats[key] = {member.rank: member.member for member in members}
+        self._seats.pop(command.job, None)
+        self._seats[command.job] = {member.rank: member.member for member in members}
         while len(self._seats) > SEATS_MAX:
             del self._seats[next(iter(self._seats))]
 

@@ -154,6 +154,8 @@ def _phase(job: JobRepair, event: PhaseDone, world: World) -> Step:
 
 def _over(job: JobRepair, event: JobOver, world: World) -> Step:
     """The job has ended or was cancelled: nothing of it is repaired any more."""
+    if world.now_s - event.at_s > world.policies.default.limits.event_s_max:
+        return Step(job, (), Reason.STALE)
     return Step(replace(job, over=True), () if job.over else release(job, world), Reason.JOB_OVER)
 
 

@@ -162,6 +162,7 @@ class Action:
     stepped: tuple[str, ...] = ()  # members that finished a step on it
     step: int = -1
     replayed: int = 0
+    lost_since_s: float = 0.0  # since when the registry shows a seat without its process
     cancelled: bool = False  # somebody asked for it
     requeue: bool = True  # of a fallback
 

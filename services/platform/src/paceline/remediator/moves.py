@@ -34,6 +34,8 @@ from paceline.remediator.planning import (
     plan_seats,
 )
 
+LOST_S = 0.5  # that the registry alone says so before it is believed
+
 
 def advance(job: JobRepair, world: World) -> Step:
     """Whatever is due now."""
@@ -291,9 +293,13 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
         if late:
             return fall_back(job, action, world, Reason.FENCE_FAILED)
         return Step(job, (), Reason.NOTHING_DUE)
-    lost = lost_seats(action.seats, world)
-    if lost:
-        return rebuild_without(job, action, lost, world)
+    lost = [seat for seat in lost_seats(action.seats, world) if seat.member not in job.finished]
+    if lost and not action.lost_since_s:
+        # Its exit is on the way by another topic, and may say that it has finished.
+        waiting = replace(job, action=replace(action, lost_since_s=world.now_s))
+        return Step(waiting, (), Reason.NOTHING_DUE)
+    if lost and world.now_s - action.lost_since_s >= LOST_S:
+        return rebuild_without(job, replace(action, lost_since_s=0.0), lost, world)
     return rebuild_again(job, action, world) if late else Step(job, (), Reason.NOTHING_DUE)
 
 

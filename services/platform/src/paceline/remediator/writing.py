@@ -72,8 +72,9 @@ async def apply(
     traceparent: str,
 ) -> Step:
     """Decide and write. The same event again decides to do nothing."""
-    await lock_name(session, f"repair:{job}:{attempt}")
     repairs = RepairRepository(session)
+    attempt = await repairs.supervised_attempt(job, attempt)
+    await lock_name(session, f"repair:{job}:{attempt}")
     row = await repairs.job(job, attempt)
     state = JobRepair(job, attempt) if row is None else _STATE.validate_python(row.data)
     members = tuple(read_member(each) for each in await repairs.members(job, attempt))
@@ -159,7 +160,7 @@ def due_s(job: JobRepair, now_s: float) -> float | None:
     if action is None:
         return None
     if action.status.is_under_way:
-        return max(action.deadline_s, now_s)
+        return now_s + WAIT_S if action.lost_since_s else max(action.deadline_s, now_s)
     waits = WAIT_S if action.reason in SOON or action.status is ActionStatus.APPROVED else IDLE_S
     return min(max(action.expires_s, now_s), now_s + waits)
 

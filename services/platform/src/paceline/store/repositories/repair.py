@@ -204,6 +204,18 @@ class RepairRepository:
         )
         return (await self._session.scalars(query.execution_options(populate_existing=True))).all()
 
+    async def supervised_attempt(self, job: str, attempt: str) -> str:
+        """`attempt` where it has supervisors, else the newest name under which the job has living ones: a
+        supervisor is there before the attempt has its final name."""
+        query = (
+            select(RepairMember.attempt)
+            .where(RepairMember.job == job)
+            .where((RepairMember.attempt == attempt) | RepairMember.left.is_(False))
+            .order_by((RepairMember.attempt == attempt).desc(), RepairMember.told_at.desc())
+            .limit(1)
+        )
+        return await self._session.scalar(query) or attempt
+
     async def members_page(
         self, jobs: Sequence[str], roles: Sequence[str], after: tuple[str, str] | None, limit: int
     ) -> Sequence[RepairMember]:
