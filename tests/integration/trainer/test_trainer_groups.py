@@ -1,6 +1,7 @@
 """Groups that are replaced while they are in use, on real gloo processes."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.needs_torch
+PROGRAMS = Path(__file__).parent / "programs"
 KINDS = ["allreduce", "allgather", "reduce_scatter", "broadcast", "alltoall", "send_recv", "barrier"]
 GUARD_S = 20.0  # gloo's own timeout is 30 min here; measured are milliseconds
 
@@ -16,10 +18,8 @@ GUARD_S = 20.0  # gloo's own timeout is 30 min here; measured are milliseconds
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     """What every kind of operation did when a rank was killed or frozen in it; one run for all kinds."""
-    import subprocess
-
     known: dict[str, Any] = {}
-    program = str(Path(__file__).parent / "programs" / "peer_loss.py")
+    program = str(PROGRAMS / "peer_loss.py")
 
     def run(how: str) -> Any:
         if how not in known:
@@ -35,6 +35,17 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
         return known[how]
 
     return run
+
+
+def test_what_is_stuck_at_a_frozen_peer_is_freed_and_the_process_ends_as_usual() -> None:
+    """gloo itself would hold it until its timeout, and the end of the interpreter with it."""
+    program = str(PROGRAMS / "cut_group.py")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["stuck"] == 0
+    assert said["free_ms"] < GUARD_S * 1e3
+    assert said["others live"] == ["there", "x"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,6 +29,10 @@ class Line:
 
     def hear(self, what: str, timeout_s: float = GUARD_S) -> Any:
         """The next thing said, which has to hold the key `what`; its value."""
+        return self.hear_all(what, timeout_s)[what]
+
+    def hear_all(self, what: str, timeout_s: float = GUARD_S) -> Any:
+        """The next thing said, which has to hold the key `what`."""
         until = time.monotonic() + timeout_s
         while b"\n" not in self._early:
             if not select.select([self._sock], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -41,7 +45,7 @@ class Line:
         said = json.loads(line)
         if what not in said:
             raise ValueError(f"{what!r} was expected, said was {said}")
-        return said[what]
+        return said
 
 
 class Child(Line):

@@ -5,12 +5,15 @@ import os
 from datetime import timedelta
 from typing import Any, Protocol
 
+from paceline.trainer.groups.cutting import Address, Listeners, announce, cut, device_with_address, hear
 from paceline.trainer.groups.errors import RebuildFailed
 
 LAZY_FROM_RANKS = 16  # a full mesh of gloo takes 30 ms at 16 ranks and 121 ms at 32, lazy pairs 3 and 10 ms
 
+LISTENERS_MAX = 4096
 
-class RebuildBackend(Protocol):
+
+class Builds(Protocol):
     """Builds inner groups; every member of a group calls it with the same store and generation."""
 
     name: str
@@ -19,6 +22,14 @@ class RebuildBackend(Protocol):
         self, store: Any, rank: int, size: int, generation: int, timeout_s: float, operation_timeout_s: float
     ) -> Any:
         """A plain ProcessGroup ready for use; RebuildFailed within about `timeout_s`."""
+        ...
+
+
+class RebuildBackend(Builds, Protocol):
+    """Builds them for real, and frees what is stuck in them."""
+
+    def cut(self, inner: Any) -> int:
+        """Make the operations in flight of a dead group fail; how many connections it took."""
         ...
 
 
@@ -33,12 +44,14 @@ class GlooRebuild:
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
         # Kept: inside c10d other things bear these names while it makes a group.
         self._group_class, self._gloo_class = c10d.ProcessGroup, c10d.ProcessGroupGloo
+        self._listeners: dict[int, Listeners] = {}  # by id of the group; a stale one matches no socket
 
     def build(
         self, store: Any, rank: int, size: int, generation: int, timeout_s: float, operation_timeout_s: float
     ) -> Any:
         try:
-            gloo = self.gloo(store, rank, size, timeout_s)
+            gloo, own = self.gloo(store, rank, size, timeout_s)
+            listeners = hear(store, rank, size, own)
         except RuntimeError as error:
             message = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise RebuildFailed(
@@ -46,22 +59,35 @@ class GlooRebuild:
                 f"{timeout_s:g} s: {message}"
             ) from error
         gloo._set_default_timeout(timedelta(seconds=operation_timeout_s))
-        return self.group(store, rank, size, gloo)
+        group = self.group(store, rank, size, gloo)
+        if listeners is not None:
+            self._listeners[id(group)] = listeners
+            while len(self._listeners) > LISTENERS_MAX:
+                del self._listeners[next(iter(self._listeners))]
+        return group
 
-    def gloo(self, store: Any, rank: int, size: int, timeout_s: float) -> Any:
-        """The bare backend."""
+    def cut(self, inner: Any) -> int:
+        listeners = self._listeners.pop(id(inner), None)
+        return cut(listeners) if listeners is not None else 0
+
+    def gloo(self, store: Any, rank: int, size: int, timeout_s: float) -> tuple[Any, Address | None]:
+        """The bare backend, and where it listens."""
         classes = self._gloo_class
         options = classes._Options()
         lazy = self._lazy if self._lazy is not None else size >= LAZY_FROM_RANKS
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-        options._devices = [
-            classes.create_device(interface=interface, lazy_init=lazy)
-            if interface
-            else classes.create_default_device(lazy_init=lazy)
-        ]
+
+        def make() -> Any:
+            if interface:
+                return classes.create_device(interface=interface, lazy_init=lazy)
+            return classes.create_default_device(lazy_init=lazy)
+
+        device, address = device_with_address(make)
+        announce(store, rank, address)
+        options._devices = [device]
         options._threads = 2
         options._timeout = timedelta(seconds=timeout_s)
-        return classes(store, rank, size, options)
+        return classes(store, rank, size, options), address
 
     def group(self, store: Any, rank: int, size: int, gloo: Any) -> Any:
         """A plain ProcessGroup around it, which has the methods that a backend lacks."""

@@ -27,3 +27,7 @@ class RebuildFailed(RuntimeError):
 
 class NotSwappable(RuntimeError):
     """The groups of this job cannot be replaced while it runs; the message says why and what to do."""
+
+
+class CallRefused(RuntimeError):
+    """A group that stands for another one does not know this call; base of the sandbox's errors."""

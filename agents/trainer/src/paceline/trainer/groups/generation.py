@@ -38,6 +38,7 @@ class Generation:
         self._pending: dict[int, Settles] = {}
         self._ended: GenerationEnded | None = None
         self._left: tuple[Settles, ...] = ()
+        self.on_stuck: Callable[[], None] | None = None  # makes the backend let go; must not raise
 
     @property
     def ended(self) -> bool:
@@ -105,6 +106,8 @@ class Generation:
             for operation in pending:
                 operation.settle(self.error())
             self._left += tuple(pending)
+            if pending and self.on_stuck is not None and self.stuck:
+                self.on_stuck()
         return first
 
     @property

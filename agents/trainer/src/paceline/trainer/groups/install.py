@@ -10,7 +10,7 @@ import threading
 from datetime import timedelta
 from typing import Any
 
-from paceline.trainer.groups.backends import GlooRebuild, RebuildBackend
+from paceline.trainer.groups.backends import Builds, GlooRebuild, RebuildBackend
 from paceline.trainer.groups.errors import NotSwappable
 from paceline.trainer.groups.generation import Fault
 from paceline.trainer.groups.plan import GroupSpec
@@ -92,10 +92,10 @@ class Maker:
         self._signature = inspect.signature(self._original)
         self._lock = threading.RLock()  # c10d makes groups one after the other; so do we
         self._class = swappable_class(torch, c10d, Describer.of_torch(torch, c10d))
-        self.sandbox: RebuildBackend | None = None
+        self.sandbox: Builds | None = None
         groups.observer = HookObserver()
 
-    def stay_outside(self, backend: RebuildBackend) -> None:
+    def stay_outside(self, backend: Builds) -> None:
         """This process is a standby: until it is promoted its groups are those of `backend`, unobserved."""
         self.sandbox = backend
         self._tell_hook()
@@ -136,7 +136,11 @@ class Maker:
         )
         if bound["group_rank"] is None:
             return self._original(*arguments, **keywords)
-        result = self._make(arguments, keywords)
+        try:
+            result = self._make(arguments, keywords)
+        except BaseException:
+            self.groups.forget(index)
+            raise
         group = result[0] if isinstance(result, tuple) else result
         self._complete(group, result, int(bound["group_rank"]), size)
         self.groups.hold(index, group, int(bound["group_rank"]) if world else None)
@@ -173,6 +177,7 @@ class Maker:
         if not is_swappable(group):
             raise NotSwappable(f"torch made a {type(group).__name__} where Paceline's group was expected")
         first = next(backend for backend in group.paceline_backends if isinstance(backend, FirstBackend))
+        group.paceline_registry = self.groups
         group.swap(first.inner, self.groups.life, rank, size)
         group.paceline_backends.clear()
 

@@ -28,6 +28,7 @@ class Pending:
         "_error",
         "_futures",
         "_gate",
+        "_keep",
         "_lock",
         "_pairs",
         "_returned",
@@ -44,7 +45,9 @@ class Pending:
         pairs: Sequence[tuple[Any, Any]],
         copy_back: CopyBack,
         waiters: "WaitThreads",
+        keep: "Callable[[Sequence[Any]], None] | None" = None,
     ) -> None:
+        self._keep = keep  # is given the scratch tensors of a result
         self.generation = generation
         self.inner: Any = None  # the backend's Work
         self.live = [live for live, _ in pairs]
@@ -93,6 +96,8 @@ class Pending:
                 error = self.generation.error()
             if error is None:
                 try:
+                    if self._keep is not None:
+                        self._keep([scratch for _, scratch in self._pairs])
                     self._copy_back(self._pairs)
                 except Exception as failed:
                     error = failed

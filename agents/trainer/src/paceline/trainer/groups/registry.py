@@ -4,11 +4,11 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from paceline.trainer.groups.backends import RebuildBackend
+from paceline.trainer.groups.backends import Builds, RebuildBackend
 from paceline.trainer.groups.errors import GenerationEnded, NotSwappable, RebuildFailed
 from paceline.trainer.groups.generation import Fault, Generation
 from paceline.trainer.groups.plan import GroupSpec, same_place
@@ -26,6 +26,14 @@ class Observer(Protocol):
     def regenerate(self, group: Any, spec: GroupSpec, rank: int, store: Any) -> None:
         """`rank` in the group; must not raise."""
         ...
+
+
+class Recorder(Protocol):
+    """Writes down what operations bring (trainer/sandbox); must not raise."""
+
+    def begin(
+        self, group: Any, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> Callable[[Sequence[Any]], None] | None: ...
 
 
 @dataclass
@@ -75,14 +83,30 @@ class Groups:
         self.job = job
         self.on_fault = on_fault
         self.observer: Observer | None = None
+        self.recorder: Recorder | None = None
         self._clock = clock
         self._lock = threading.Lock()
         self._specs: list[GroupSpec] = []
         self._held: dict[int, weakref.ref[Any]] = {}
         self._left: list[_Left] = []
         self._rank = -1
-        self.life = Generation(0, self._tell_fault)
+        self.life = self._generation(0)
         self._report = Report(0, 0, 0, 0)
+
+    def _generation(self, number: int) -> Generation:
+        life = Generation(number, self._tell_fault)
+        life.on_stuck = lambda: self._cut(life)
+        return life
+
+    def _cut(self, life: Generation) -> None:
+        """Free what is stuck in the backend, so that nothing of a dead generation outlives the job."""
+        try:
+            for reference in list(self._held.values()):
+                group = reference()
+                if group is not None and group.paceline_life.generation is life:
+                    self.backend.cut(group.paceline_life.inner)
+        except Exception as error:
+            log.warning("operations of generation %d stay in the backend: %r", life.number, error)
 
     def _tell_fault(self, generation: int, error: BaseException) -> None:
         if self.on_fault is not None:
@@ -91,6 +115,19 @@ class Groups:
     @property
     def generation(self) -> int:
         return self.life.number
+
+    @property
+    def rank(self) -> int:
+        """Global rank, -1 before init_process_group."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """Ranks of the job, 0 before init_process_group."""
+        return next((len(spec.ranks) for spec in self._specs if spec.world), 0)
+
+    def spec(self, index: int) -> GroupSpec:
+        return self._specs[index]
 
     @property
     def ended(self) -> bool:
@@ -124,6 +161,12 @@ class Groups:
             occurrence = sum(1 for spec in self._specs if spec.ranks == ranks and not spec.world)
             self._specs.append(GroupSpec(name, description, ranks, occurrence, world, timeout_s))
             return len(self._specs) - 1
+
+    def forget(self, index: int) -> None:
+        """The newest group could not be made after all."""
+        with self._lock:
+            if index == len(self._specs) - 1:
+                self._specs.pop()
 
     def hold(self, index: int, group: Any, rank: int | None = None) -> None:
         """This process is a member of group `index`; `rank` is the global one, with the world."""
@@ -199,25 +242,10 @@ class Groups:
     def switch(self, prepared: Prepared) -> Report:
         """Swap in what was prepared; at a step boundary, no operation in flight is carried over."""
         started = self._clock()
-        life = Generation(prepared.generation, self._tell_fault)
         left = _Left(self.life)
         self.life.end(f"generation {prepared.generation} takes over")
-        living = self.living()
-        for index, inner in prepared.inner.items():
-            group = living.get(index)
-            if group is None:
-                continue
-            spec = self._specs[prepared.places[index]]
-            before: Life = group.swap(inner, life, spec.ranks.index(prepared.rank), len(spec.ranks))
-            left.inner.append(before.inner)
-            self._tell_c10d(group, spec, prepared.store)
-            if self.observer is not None:
-                self.observer.regenerate(
-                    group, spec, spec.ranks.index(prepared.rank), prepared.store if spec.world else None
-                )
-        self._held = {prepared.places.get(index, index): reference for index, reference in self._held.items()}
-        self._rank = prepared.rank
-        self.life = life
+        life = self._generation(prepared.generation)
+        left.inner = self._swap_in(life, prepared.inner, prepared.places, prepared.rank, prepared.store)
         self._left.append(left)
         self._report = Report(
             prepared.generation,
@@ -229,11 +257,42 @@ class Groups:
         )
         return self._report
 
+    def rehearse(self, backend: Builds, rank: int) -> None:
+        """In a standby: be `rank` until further notice, in groups that `backend` makes without peers."""
+        places = same_place(self._specs, self._rank, rank)
+        inner = {}
+        for index in self.living():
+            spec = self._specs[places[index]]
+            place, size = spec.ranks.index(rank), len(spec.ranks)
+            inner[index] = backend.build(None, place, size, self.generation, 0.0, spec.timeout_s)
+        self._swap_in(self._generation(self.generation), inner, places, rank, None)
+
+    def _swap_in(
+        self, life: Generation, inner: Mapping[int, Any], places: Mapping[int, int], rank: int, store: Any
+    ) -> list[Any]:
+        """Give each living group its new inner one; the inner groups from before."""
+        before: list[Any] = []
+        for index, group in self.living().items():
+            if index not in inner:
+                continue
+            spec = self._specs[places[index]]
+            place = spec.ranks.index(rank)
+            old: Life = group.swap(inner[index], life, place, len(spec.ranks))
+            before.append(old.inner)
+            self._tell_c10d(group, spec, store)
+            if self.observer is not None and store is not None:
+                self.observer.regenerate(group, spec, place, store if spec.world else None)
+        self._held = {places.get(index, index): reference for index, reference in self._held.items()}
+        self._rank = rank
+        self.life = life
+        return before
+
     def _tell_c10d(self, group: Any, spec: GroupSpec, store: Any) -> None:
         """c10d's own tables: the store of later groups, and the ranks of a group that changed its place."""
         world = self._c10d._world
-        name, _ = world.pg_map[group]
-        world.pg_map[group] = (name, self._c10d.PrefixStore(f"c10d/{spec.key}", store))
+        if store is not None:
+            name, _ = world.pg_map[group]
+            world.pg_map[group] = (name, self._c10d.PrefixStore(f"c10d/{spec.key}", store))
         world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(spec.ranks)}
 
     # what was left behind

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from paceline.trainer.groups.errors import GenerationEnded
+from paceline.trainer.groups.errors import CallRefused, GenerationEnded
 from paceline.trainer.groups.generation import Generation
 from paceline.trainer.groups.pending import Pending, WaitThreads
 from paceline.trainer.groups.scratch import OPERATIONS, POINT_TO_POINT, copy_back, with_scratch
@@ -58,6 +58,7 @@ def swappable_class(torch: Any, c10d: Any, describers: Any = None) -> Any:
         self.paceline_life = Life(Generation(-1), None, rank, size, WaitThreads())
         self.paceline_swap_lock = threading.Lock()
         self.paceline_backends = []
+        self.paceline_registry = None
 
     members: dict[str, Any] = {
         "__doc__": "A process group that Paceline can replace while it is in use.",
@@ -174,8 +175,11 @@ def _operation(torch: Any, name: str, works: Any, describe: Describe | None) -> 
         life: Life = self.paceline_life
         if life.generation.ended:
             return works(_failed(life))
+        registry = self.paceline_registry
+        recorder = registry.recorder if registry is not None else None
+        keep = recorder.begin(self, name, arguments, keywords) if recorder is not None else None
         given, pairs = with_scratch(torch, name, arguments, keywords)
-        pending = Pending(life.generation, pairs, copy_back, life.waiters)
+        pending = Pending(life.generation, pairs, copy_back, life.waiters, keep)
         if not life.generation.admit(pending):
             return works(_failed(life))
         try:
@@ -183,6 +187,9 @@ def _operation(torch: Any, name: str, works: Any, describe: Describe | None) -> 
         except GenerationEnded:
             pending.settle(life.generation.error())
             return works(pending)
+        except CallRefused as error:
+            pending.settle(error)
+            raise
         except RuntimeError as error:
             # A closed pair refuses a send at once; whatever else is refused at once is a wrong call.
             if not point_to_point or "nvalid argument" in str(error):
