@@ -249,3 +249,33 @@ def test_a_stall_is_bounded_and_the_committed_copy_stays(job: Any) -> None:
     assert alone.protector.counters.timeouts == 1
     assert alone.protector.counters.skipped == 3
     assert {holding.step for holding in alone.protector.own.holdings()} == {1, 2}
+
+
+def test_replicas_that_are_not_equal_are_told_before_they_are_needed(job: Any) -> None:
+    running = job(2)
+    with torch.no_grad():
+        next(running.ranks[1].model.parameters()).add_(1)
+    running.train(0, 1)
+    running.settle()
+    told = [each.protector.status() for each in running.ranks]
+    assert all(state == "degraded" and "not equal on two replicas" in why for state, why in told), told
+    running.replace(0)
+    results = running.restore()
+    assert {type(result) for result in results} == {RestoreReport}, (
+        "only one copy is left, nothing to compare"
+    )
+
+
+def test_a_step_that_the_optimizer_skips_is_protected_too(job: Any) -> None:
+    running = job(2)
+    running.train(0, 1)
+
+    def skip(each: Rank) -> None:
+        for step in (2, 3, 4):
+            each.noise.manual_seed(step)
+            each.protector.end_step(step)
+
+    assert running.everyone(skip) == [None, None]
+    running.settle()
+    assert [each.protector.counters.skipped for each in running.ranks] == [0, 0]
+    assert {each.protector.committed() for each in running.ranks} == {4}

@@ -55,6 +55,7 @@ class Model:
         self.wires: dict[tuple[int, int, str], list[int]] = {}
         self.acknowledged = [NEVER] * self.size
         self.skipped = 0
+        self.floor = NEVER
 
     def train(self, rank: int) -> None:
         """Finish the next step, where the collectives of the others and the gate let it."""
@@ -96,7 +97,10 @@ class Model:
         if not self.unsent[rank]:
             return
         step, keeper = self.unsent[rank].pop(0), self.held[rank]
-        committed = max(self.trackers[keeper].committed, self.trackers[rank].committed)
+        committed = max(self.trackers[keeper].committed, self.trackers[rank].committed, self.floor)
+        if any(each and (each.shard, each.step) == (OWN[rank], step) for each in self.kept[keeper]):
+            self._up(rank, self.trackers[rank].acknowledge(step))  # the keeper is asked first
+            return
         free = overwritable(self.kept[keeper], OWN[rank], committed)
         assert free or not self.strict, "the keeper has room for what a gated rank sends"
         if free:
@@ -127,6 +131,31 @@ class Model:
             self._up(target, self.trackers[target].from_child(source, step))
         else:
             self._down(target, self.trackers[target].commit(step))
+
+    def restore(self, plan: RestorePlan, lost: set[int]) -> None:
+        """Standbys took the places of the lost; everybody loaded the plan's step and met again."""
+        for rank in range(self.size):
+            if rank in lost:
+                self.own[rank] = [Record(2, plan.step, OWN[rank], sealed=True), None]
+                self.kept[rank] = [None, None]
+            for slots in (self.own[rank], self.kept[rank]):
+                slots[:] = [
+                    each if each and each.sealed and each.step <= plan.step else None for each in slots
+                ]
+            self.unsent[rank] = [plan.step]
+            self.copying[rank] = None
+        self.trackers = [CommitTracker(range(self.size), rank, NEVER) for rank in range(self.size)]
+        self.finished = [plan.step] * self.size
+        self.wires, self.floor = {}, plan.step - 1
+
+    def rest(self) -> None:
+        """All that is on its way arrives."""
+        for rank in range(self.size):
+            self.seal(rank)
+            while self.unsent[rank]:
+                self.send(rank)
+        while any(self.wires.values()):
+            self.deliver(0)
 
     def after_the_loss_of(self, lost: set[int]) -> RestorePlan | Fallback:
         """Survivors' copies come to their end, standbys have none."""
@@ -186,6 +215,28 @@ def test_one_loss_at_any_moment_is_restored_at_one_step_and_replays_at_most_one(
         needed = {(rank, part) for rank in range(size) for part in (Part.OWN, Part.SHARED)}
         assert {(each.target, each.part) for each in plan.transfers} == needed
         assert all(each.source != lost for each in plan.transfers)
+
+
+@settings(max_examples=100, deadline=None)
+@given(size=st.integers(2, 6), first=courses(), second=courses(), data=st.data())
+def test_after_a_restore_everything_becomes_safe_again_and_a_second_loss_is_restored(
+    size: int, first: list[tuple[str, int]], second: list[tuple[str, int]], data: Any
+) -> None:
+    model = Model(size)
+    run(model, first)
+    lost = data.draw(st.integers(0, size - 1))
+    plan = model.after_the_loss_of({lost})
+    if isinstance(plan, Fallback):
+        return
+    model.restore(plan, {lost})
+    model.rest()
+    assert {tracker.committed for tracker in model.trackers} == {plan.step}, "no slot is in the way for ever"
+    run(model, second)
+    again = model.after_the_loss_of({data.draw(st.integers(0, size - 1))})
+    assert isinstance(again, RestorePlan), again
+    assert again.step >= plan.step
+    assert again.replayed <= 1
+    assert model.skipped == 0
 
 
 @settings(max_examples=80, deadline=None)

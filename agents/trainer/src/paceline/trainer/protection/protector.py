@@ -13,7 +13,8 @@ from paceline.trainer.protection import copier, ring
 from paceline.trainer.protection.budget import Budget, Costs, Coverage, budget
 from paceline.trainer.protection.copier import Copier, Stream
 from paceline.trainer.protection.identity import Holding, Member, Part, Place, ShardIdentity
-from paceline.trainer.protection.replica import Generation, Server, settle
+from paceline.trainer.protection.replica import Generation
+from paceline.trainer.protection.server import Server, settle
 from paceline.trainer.protection.slots import NEVER, Slot, Slots
 from paceline.trainer.protection.state import Protected, Snapshot
 
@@ -21,6 +22,7 @@ log = logging.getLogger("paceline.protection")
 
 CHECK_S = 0.002  # how often a waiting training thread looks whether its generation has ended
 NOTICED_STALL_S = 0.0001  # a shorter wait is the lock itself
+PEERS_MAX = 4
 Clock = Callable[[], float]
 
 
@@ -88,6 +90,8 @@ class Protector:
         self._sealing = False  # ... or their copy is not sealed yet
         self._captured = NEVER
         self._behind = ""
+        self._differs = ""
+        self._peers: dict[int, tuple[str, str]] = {}  # shared checksums by step, until our own is known
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_optimizer) for optimizer in protected.optimizers
         ]
@@ -109,9 +113,12 @@ class Protector:
         if generation <= self.generation:
             raise ValueError(f"generation {generation} is not newer than {self.generation}")
         self.leave()
-        self.identity, self._members, self._behind = identity, tuple(members), ""
+        self.identity, self._members = identity, tuple(members)
+        self._behind = self._differs = ""
         restored = self.history[-1][1] if self.history else NEVER
-        current = Generation(identity, members, key, generation, self.kept, self._note_commit, restored)
+        current = Generation(
+            identity, members, key, generation, self.kept, self._note_commit, restored, self._compare
+        )
         self._generation = self._server.generation = current
         current.start()
         newest = self.own.at(self.own.newest(), identity.shard(Part.OWN))
@@ -164,6 +171,8 @@ class Protector:
         if self.guard.off or self.identity is None or step % self.interval_steps:
             return
         started_s = self._clock()
+        if not self._is_free():  # the optimizer did not step, as when a scaler skips an overflow
+            self._wait_quietly()
         self.guard.attempt("end_step", partial(self._protect, step))
         self.counters.capture_s += self._clock() - started_s
 
@@ -177,8 +186,8 @@ class Protector:
             return "off", self.guard.reason
         if self._generation is None or self.identity is None:
             return "degraded", "not a member of a generation yet"
-        if self._behind:
-            return "degraded", self._behind
+        if self._behind or self._differs:
+            return "degraded", self._behind or self._differs
         if self.committed() < self._captured - self.interval_steps or self.committed() == NEVER:
             return "degraded", f"step {self._captured} is captured, {self.committed()} committed"
         exposed = ring.unprotected(self._members)
@@ -259,6 +268,8 @@ class Protector:
             slot.seal(copier.checksums(slot))
             self.counters.copy_s = copied_s - started_s
             self.counters.seal_s = self._clock() - copied_s
+            if slot.record is not None:
+                self._compare_at(slot.record.step)
         finally:
             self._tell(copying=False, sealing=False)
         self.counters.protected += 1
@@ -278,6 +289,29 @@ class Protector:
         if (self.finished + 1) % self.interval_steps:  # nothing is captured after the coming step
             return True
         return self._generation.committed >= self._captured
+
+    def _wait_quietly(self) -> None:
+        try:
+            self.before_write()
+        except Exception as error:  # what `check` raises will be raised again by the next collective
+            log.debug("the generation ended at the end of a step: %s", error)
+
+    def _compare(self, step: int, shard: str, checksum: str) -> None:
+        """A peer's checksum of what should be equal on both; from the server's threads."""
+        with self._changed:
+            self._peers[step] = (shard, checksum)
+            for old in sorted(self._peers)[:-PEERS_MAX]:
+                del self._peers[old]
+        self._compare_at(step)
+
+    def _compare_at(self, step: int) -> None:
+        with self._changed:
+            shard, theirs = self._peers.get(step, ("", ""))
+            slot = self.own.at(step, shard)
+            if slot is None or slot.checksums.get(Part.SHARED) == theirs or self._differs:
+                return
+            self._differs = f"step {step}: {shard} is not equal on two replicas, so it cannot be restored"
+        log.warning("%s; protect it as `sharded`, or look for silent corruption", self._differs)
 
     def _give_up_waiting(self) -> None:
         self.counters.timeouts += 1

@@ -25,8 +25,7 @@ log = logging.getLogger("paceline.protection")
 
 HANDSHAKE_S = 5.0
 RETRY_S = 0.02
-RETRY_MAX_S = 1.0
-CONNECTIONS_MAX = 64
+RETRY_MAX_S = 0.2
 BODY_S = 60.0  # without a byte; a frozen peer must not hold the slots
 OFFERS_MAX = 4
 SHARD_BYTES_MAX = 64 << 30
@@ -44,6 +43,7 @@ class Generation:
         kept: Slots,
         on_commit: Callable[[int], None],
         restored: int = NEVER,
+        on_equal: Callable[[int, str, str], None] = lambda step, shard, checksum: None,
         shard_bytes_max: int = SHARD_BYTES_MAX,
     ) -> None:
         ranks = [member.rank for member in members]
@@ -58,7 +58,7 @@ class Generation:
         self._kept_lock = threading.Lock()
         self._tracker = CommitTracker(ranks, identity.rank, NEVER)
         self._lock = threading.Lock()
-        self._on_commit = on_commit
+        self._on_commit, self._on_equal = on_commit, on_equal
         self._offers: queue.Queue[Slot | None] = queue.Queue(OFFERS_MAX)
         self._children: dict[int, Channel] = {}
         self._up: Channel | None = None
@@ -139,6 +139,8 @@ class Generation:
             self._refuse_other_generations(header)
             step, shard = wire.number(header, "step"), wire.text(header, "shard")
             wanted = wire.text(header, "checksum")
+            if header.get("set"):
+                self._on_equal(step, wire.text(header, "set"), wire.text(header, "equal"))
             with self._kept_lock:
                 if header.get("kind") == "ask":
                     slot = self._kept.at(step, shard)
@@ -208,6 +210,8 @@ class Generation:
             "shard": slot.shards[Part.OWN],
             "checksum": slot.checksums[Part.OWN],
             "bytes": content.numel(),
+            "set": slot.shards.get(Part.SHARED, ""),
+            "equal": slot.checksums.get(Part.SHARED, ""),
         }
         if ask:
             channel.send({**header, "kind": "ask"})
@@ -337,58 +341,3 @@ class Generation:
             target()
         except (OSError, WireError) as error:
             log.debug("%s ended: %s", threading.current_thread().name, error)
-
-
-class Server:
-    """Listens for the whole life of the process, and hands each peer to the current generation."""
-
-    def __init__(self, host: str = "127.0.0.1", advertise: str = "") -> None:
-        self._listener = socket.create_server((host, 0), backlog=CONNECTIONS_MAX)
-        self.endpoint = f"{advertise or host}:{self._listener.getsockname()[1]}"
-        self.generation: Generation | None = None
-        self.refused_connections = 0
-        self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        threading.Thread(target=self._accept, name="paceline-replicas", daemon=True).start()
-
-    def close(self) -> None:
-        try:
-            self._listener.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._room.acquire(blocking=False):
-                self.refused_connections += 1
-                sock.close()
-                continue
-            threading.Thread(
-                target=self._serve, args=(sock,), name="paceline-replica-of", daemon=True
-            ).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        generation = self.generation
-        try:
-            sock.settimeout(HANDSHAKE_S)
-            if generation is not None:
-                generation.serve(Channel(sock, generation.key, is_client=False))
-        except ConnectionError:
-            pass
-        except (OSError, WireError) as error:
-            self.refused_connections += 1
-            log.info("a connection to the replica server ended: %s", error)
-        finally:
-            sock.close()
-            self._room.release()
-
-
-def settle(slots: Slots, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-    """Wait until no copy is half received, since a dead peer's last bytes may still be in the kernel."""
-    deadline = clock() + timeout_s
-    while clock() < deadline and any(slot.record and not slot.record.sealed for slot in slots.all):
-        time.sleep(0.001)

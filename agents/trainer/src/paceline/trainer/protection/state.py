@@ -46,7 +46,7 @@ class Snapshot:
 
     def header(self) -> bytes:
         """The end of the own part: JSON, padded, and its length."""
-        value = {"version": VERSION, "tree": self.tree, "tensors": self.table, "shared": self.shared_bytes}
+        value = {"version": VERSION, "tree": self.tree, "tensors": self.table, "own": self.own_tensor_bytes}
         text = json.dumps(value, separators=(",", ":")).encode()
         text += b" " * (-len(text) % ALIGN_BYTES)
         return text + len(text).to_bytes(FOOTER_BYTES, "little")
@@ -190,6 +190,8 @@ def parse_header(own: Any) -> dict[str, Any]:
         raise StateMismatch(f"own part has a broken header: {error}") from error
     if not isinstance(value, dict) or value.get("version") != VERSION:
         raise StateMismatch(f"own part is not of version {VERSION}")
+    if value.get("own") != total - FOOTER_BYTES - length:
+        raise StateMismatch(f"own part of {total} bytes is not the one that its header describes")
     if not isinstance(value.get("tree"), dict) or not isinstance(value.get("tensors"), list):
         raise StateMismatch("own part: tree or tensors are missing")
     return value

@@ -1,0 +1,71 @@
+"""The replica server of a process: it outlives the generations and hands each peer to the current one."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from paceline.trainer.protection.errors import WireError
+from paceline.trainer.protection.replica import HANDSHAKE_S, Generation
+from paceline.trainer.protection.slots import Slots
+from paceline.trainer.protection.wire import Channel
+
+log = logging.getLogger("paceline.protection")
+
+CONNECTIONS_MAX = 64
+
+
+class Server:
+    """Listens for the whole life of the process, and hands each peer to the current generation."""
+
+    def __init__(self, host: str = "127.0.0.1", advertise: str = "") -> None:
+        self._listener = socket.create_server((host, 0), backlog=CONNECTIONS_MAX)
+        self.endpoint = f"{advertise or host}:{self._listener.getsockname()[1]}"
+        self.generation: Generation | None = None
+        self.refused_connections = 0
+        self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        threading.Thread(target=self._accept, name="paceline-replicas", daemon=True).start()
+
+    def close(self) -> None:
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._room.acquire(blocking=False):
+                self.refused_connections += 1
+                sock.close()
+                continue
+            threading.Thread(
+                target=self._serve, args=(sock,), name="paceline-replica-of", daemon=True
+            ).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        generation = self.generation
+        try:
+            sock.settimeout(HANDSHAKE_S)
+            if generation is not None:
+                generation.serve(Channel(sock, generation.key, is_client=False))
+        except ConnectionError:
+            pass
+        except (OSError, WireError) as error:
+            self.refused_connections += 1
+            log.info("a connection to the replica server ended: %s", error)
+        finally:
+            sock.close()
+            self._room.release()
+
+
+def settle(slots: Slots, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    """Wait until no copy is half received, since a dead peer's last bytes may still be in the kernel."""
+    deadline = clock() + timeout_s
+    while clock() < deadline and any(slot.record and not slot.record.sealed for slot in slots.all):
+        time.sleep(0.001)

@@ -1,0 +1,244 @@
+"""Step time with per-step protection on and off, block by block inside the same processes.
+
+Two gloo ranks train one MLP under DDP. Blocks of steps with and without protection alternate in pairs,
+the order drawn; a step lasts as long as on its slowest rank. `--idle-ms` adds time in which the CPU has
+nothing to do to each step, as when an accelerator computes; without it the training itself uses every core,
+and whatever protection does is taken from it. After the warm-up the budget check says which interval holds,
+and `--interval 0` (the default) uses that. Prints one JSON object: medians, the ratio with a bootstrap 95%
+interval over the pairs, overruns, and the budget. `--checksum` measures checksums and copies instead.
+
+    python tests/bench/protection_cost.py --pairs 40 --idle-ms 60
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+BOOTSTRAPS = 4000
+WARMUP_STEPS = 8
+MIB = 1 << 20
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def interval_of(ratios: Sequence[float], seed: int = 7) -> tuple[float, float]:
+    """Bootstrap 95% interval of the median of the pairs' ratios."""
+    draw = random.Random(seed)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(BOOTSTRAPS))
+    return medians[int(0.025 * BOOTSTRAPS)], medians[int(0.975 * BOOTSTRAPS) - 1]
+
+
+class Training:
+    """One rank's model, stepped with or without protection."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        torch.manual_seed(1)
+        layers: list[Any] = []
+        for _ in range(arguments.layers):
+            layers += [torch.nn.Linear(arguments.width, arguments.width), torch.nn.GELU()]
+        self.model = torch.nn.Sequential(*layers)
+        self.forward = DistributedDataParallel(self.model)
+        if arguments.zero:
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            self.optimizer: Any = ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, lr=1e-3)
+        else:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.batch = torch.randn(arguments.batch, arguments.width)
+        self.idle_s = arguments.idle_ms / 1e3
+        self.optimizer_s: list[float] = []
+        self.count = 0
+
+    def step(self, protector: Any) -> float:
+        """Seconds of one step; `protector` is None where it is off."""
+        started_s = time.perf_counter()
+        if protector is not None:
+            protector.begin_step()
+        self.optimizer.zero_grad()
+        self.forward(self.batch).square().mean().backward()
+        time.sleep(self.idle_s)
+        writing_s = time.perf_counter()
+        self.optimizer.step()
+        self.optimizer_s.append(time.perf_counter() - writing_s)
+        if protector is not None:
+            protector.end_step(self.count)
+            self.count += 1
+        return time.perf_counter() - started_s
+
+
+def make_protector(training: Training, rank: int, size: int) -> Any:
+    import torch.distributed as dist
+
+    from paceline.trainer.protection import Member, Protected, Protector, ShardIdentity
+
+    objects = {"model": training.model, "optimizer": training.optimizer}
+    protector = Protector(Protected(objects, replicas=size))
+    endpoints: list[Any] = [None] * size
+    dist.all_gather_object(endpoints, protector.endpoint)
+    members = [Member(other, endpoint, f"node-{other}") for other, endpoint in enumerate(endpoints)]
+    protector.join(ShardIdentity("bench", rank), members, b"b" * 32, 1)
+    return protector
+
+
+def worker(arguments: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    training = Training(arguments)
+    protector = make_protector(training, rank, size)
+    for _ in range(WARMUP_STEPS):
+        training.step(protector)
+        protector.before_write()
+    plain = [training.step(None) for _ in range(WARMUP_STEPS)]
+    found = protector.budget(
+        statistics.median(plain), statistics.median(training.optimizer_s), 1.0 if arguments.idle_ms else 0.0
+    )
+    chosen = torch.tensor([arguments.interval or found.interval_steps])
+    dist.all_reduce(chosen, op=dist.ReduceOp.MAX)
+    protector.interval_steps = int(chosen)
+    before = (protector.counters.overruns, protector.counters.stall_s, protector.counters.protected)
+    steps = max(arguments.steps, 2 * protector.interval_steps)
+    draw, rows = random.Random(3), []
+    for _ in range(arguments.pairs):
+        times: dict[bool, float] = {}
+        for on in (True, False) if draw.random() < 0.5 else (False, True):
+            dist.barrier()
+            times[on] = statistics.fmean(training.step(protector if on else None) for _ in range(steps))
+            protector.before_write()  # nothing of an `on` block runs into an `off` one
+        rows.append([times[False], times[True]])
+    slowest = torch.tensor(rows, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        print(json.dumps(report(arguments, slowest.tolist(), protector, found, before, steps)))
+    dist.barrier()
+    protector.close()
+    os._exit(0)
+
+
+def report(
+    arguments: argparse.Namespace,
+    rows: list[list[float]],
+    protector: Any,
+    found: Any,
+    before: tuple[int, float, int],
+    steps: int,
+) -> dict[str, Any]:
+    ratios = [on / off for off, on in rows]
+    low, high = interval_of(ratios)
+    counters = protector.counters
+    return {
+        "bench": "protection_cost",
+        "ranks": 2,
+        "zero": arguments.zero,
+        "pairs": len(rows),
+        "steps_per_block": steps,
+        "interval_steps": protector.interval_steps,
+        "bytes_shared": counters.bytes_shared,
+        "bytes_own": counters.bytes_own,
+        "step_ms_off": round(statistics.median(off for off, _ in rows) * 1e3, 3),
+        "step_ms_on": round(statistics.median(on for _, on in rows) * 1e3, 3),
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_low": round(low, 4),
+        "ratio_high": round(high, 4),
+        "within_1_percent": low >= 0.99 and high <= 1.01,
+        "protected": counters.protected - before[2],
+        "overruns": counters.overruns - before[0],
+        "stall_ms": round((counters.stall_s - before[1]) * 1e3, 3),
+        "capture_ms": round(counters.capture_s / max(1, counters.protected) * 1e3, 3),
+        "copy_ms": round(counters.copy_s * 1e3, 3),
+        "seal_ms": round(counters.seal_s * 1e3, 3),
+        "budget": {
+            "reason": found.reason.value,
+            "interval_steps": found.interval_steps,
+            "overhead": round(found.overhead, 5),
+            "detail": found.detail,
+        },
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def measure_checksums(size: int) -> dict[str, Any]:
+    """GiB per second of one thread, best of five."""
+    import torch
+
+    from paceline.trainer.protection.checksum import checksum
+    from paceline.trainer.protection.memory import memory_of
+
+    torch.set_num_threads(1)
+    data = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    other = torch.empty_like(data)
+    calls: dict[str, Callable[[], object]] = {
+        "memmove": lambda: ctypes.memmove(other.data_ptr(), data.data_ptr(), size),
+        "zlib_crc32": lambda: zlib.crc32(memory_of(data)),
+        "checksum": lambda: checksum(data),
+    }
+    best: dict[str, float] = dict.fromkeys(calls, float("inf"))
+    for _ in range(5):
+        for name, call in calls.items():
+            started_s = time.perf_counter()
+            call()
+            best[name] = min(best[name], time.perf_counter() - started_s)
+    speeds = {f"{name}_gib_s": round(size / (1 << 30) / seconds, 3) for name, seconds in best.items()}
+    return {"bench": "protection_checksum", "mib": size // MIB, **speeds, "load_average": os.getloadavg()[0]}
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PACELINE_PROTECTION_COST_WORKER": "1"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, *sys.argv[1:]], env=environment | {"RANK": str(rank)})
+        for rank in range(2)
+    ]
+    try:
+        return max(abs(rank.wait(arguments.timeout_s)) for rank in ranks)
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=5, help="steps of a block, at least two intervals")
+    parser.add_argument("--interval", type=int, default=0, help="0: what the budget check says")
+    parser.add_argument("--idle-ms", type=float, default=0.0, help="idle time of the CPU in each step")
+    parser.add_argument("--zero", action="store_true", help="ZeroRedundancyOptimizer")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--checksum", action="store_true")
+    parser.add_argument("--mib", type=int, default=64, help="with --checksum")
+    parser.add_argument("--timeout-s", type=float, default=900)
+    arguments = parser.parse_args()
+    if arguments.checksum:
+        print(json.dumps(measure_checksums(arguments.mib * MIB)))
+        return 0
+    if os.environ.get("PACELINE_PROTECTION_COST_WORKER") == "1":
+        worker(arguments)
+        return 0
+    return launch(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
