@@ -188,6 +188,11 @@ class TestGivingUp:
         rig.tick(5)
         assert [order.kind for order in rig.sent] == [CommandKind.REBUILD]
 
+    def test_a_job_that_ends_before_the_proof_is_read_was_repaired_all_the_same(self, rig: Rig) -> None:
+        rig.kill("m1")
+        rig.feed(JobOver("over", rig.now_s, False, "finished"))
+        assert closed(rig.finish()).status is ActionStatus.SUCCEEDED
+
     def test_a_state_that_nobody_has_any_more_is_not_tried_twice(self, rig: Rig) -> None:
         rig.kill("m1")
         step = rig.answer("m2", OrderOutcome.LOST, "no copy of shard 1")

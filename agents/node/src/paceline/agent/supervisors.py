@@ -7,7 +7,7 @@ nobody is killed by the agent: the supervisor has the job's own uid.
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from paceline.agent.collecting import Answer, check_command
@@ -45,7 +45,7 @@ from paceline.runtime.logging import get_logger
 
 ORDER_KINDS = frozenset(CommandKind(kind.value) for kind in OrderKind)
 GROUP_KINDS = (CommandKind.REBUILD, CommandKind.RETRY, CommandKind.SWITCH)
-SEATS_MAX = 64  # jobs
+ELSEWHERE_MAX = 64  # jobs
 KNOWN_MAX = 512  # ids of commands that were handed on
 STEP_EVERY_NS = 1_000_000_000  # a committed step alone is told so often
 TARGETS_MAX = 4096
@@ -85,8 +85,7 @@ class Supervisors:
         self._owner_of = owner_of
         self._guests: dict[Connection, Guest] = {}
         self._known: deque[str] = deque(maxlen=KNOWN_MAX)
-        # Who has which rank in the newest generation that was ordered here, by job; bounded.
-        self._seats: dict[str, dict[int, str]] = {}
+        self._elsewhere: dict[str, list[int]] = {}  # bounded
         self._seen: dict[tuple[str, str], str] = {}  # (order, member) -> what was seen before a kill
         self.stopping = False
 
@@ -101,12 +100,9 @@ class Supervisors:
         that its attempt had before its processes agreed on one."""
         return any(guest.hello.job == job for guest in self._guests.values())
 
-    def moved(self) -> Iterator[tuple[str, list[int]]]:
-        """Jobs and the ranks of them that members on other nodes have by now."""
-        here = {guest.hello.member for guest in self._guests.values()}
-        for job, seats in self._seats.items():
-            if ranks := [rank for rank, member in seats.items() if member not in here]:
-                yield job, ranks
+    def moved(self) -> Iterable[tuple[str, list[int]]]:
+        """Jobs and the ranks of them that went to members on other nodes with the newest generation."""
+        return self._elsewhere.items()
 
     # ------------------------------------------------------------------ what comes in
 
@@ -317,10 +313,11 @@ class Supervisors:
             members = parse_members(command.arguments.get("members", ""))
         except RecoveryMessageError:
             return  # the supervisors say what is wrong with it
-        self._seats.pop(command.job, None)
-        self._seats[command.job] = {member.rank: member.member for member in members}
-        while len(self._seats) > SEATS_MAX:
-            del self._seats[next(iter(self._seats))]
+        here = {guest.hello.member for guest in self._guests.values() if guest.hello.job == command.job}
+        self._elsewhere.pop(command.job, None)
+        self._elsewhere[command.job] = [one.rank for one in members if one.member not in here]
+        while len(self._elsewhere) > ELSEWHERE_MAX:
+            del self._elsewhere[next(iter(self._elsewhere))]
 
     def _hand_over(self, guest: Guest, order: Order) -> None:
         hello = guest.hello

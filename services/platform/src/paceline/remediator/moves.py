@@ -285,8 +285,10 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
         if action.cancelled or job.over:
             return roll_back(job, action, world, Reason.CANCELLED)
         return roll_back(job, action, world, Reason.EXPIRED) if late else Step(job, (), Reason.NOTHING_DUE)
-    if job.over:
+    if job.over and (late or job.state is RepairState.FENCING):
         return end(job, action, ActionStatus.FAILED, Reason.JOB_OVER, RepairState.HEALTHY, world)
+    if job.over:
+        return Step(job, (), Reason.NOTHING_DUE)  # a short job ends before the proof of its repair is read
     if job.state is RepairState.FENCING:
         if all_fenced(action, world) or (late and action.node):
             return rebuild(job, action, world)
