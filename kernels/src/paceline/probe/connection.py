@@ -56,6 +56,10 @@ class RetryPolicy:
         return float(min(most, first * 2.0 ** min(tries, 30)) * (0.5 + chance))
 
 
+# Not the generator of the module: a draw from it would change what the script draws next.
+_OWN_CHANCE = random.SystemRandom()
+
+
 class _Outcome(Enum):
     LOST = 1  # no agent, or its connection ended
     REFUSED = 2
@@ -73,7 +77,7 @@ class AgentConnection:
         hello: Hello,
         *,
         policy: RetryPolicy | None = None,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = _OWN_CHANCE.random,
     ) -> None:
         self.connected = False  # the agent has said welcome
         self.connects = 0
