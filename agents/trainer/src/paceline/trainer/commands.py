@@ -15,11 +15,13 @@ from paceline.contracts.sizes import parse_size
 from paceline.trainer.nccl_found import Family, FoundNccl, find_nccl, read_conf, shm_bytes
 from paceline.trainer.nccl_plan import Files, NcclPlan, plan_nccl
 from paceline.trainer.settings import is_disabled
+from paceline.trainer.supervisor.launch import NoFolder, supervised
 
 EPILOG = """\
 examples:
   paceline run -- python train.py
   paceline run --name llama-7b -- torchrun --nproc-per-node 8 train.py
+  paceline run --repair -- torchrun ...          a lost rank is replaced while the job runs
   paceline run --record DIR -- torchrun ...      no platform: then `paceline diagnose DIR`
   paceline run --dry-run -- torchrun ...         what would be observed, and why not more
   eval "$(paceline run --print-env)"             for those who launch otherwise
@@ -48,6 +50,14 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.add_argument(
         "--record-max", metavar="SIZE", default="64M", help="of each node; the oldest go (default 64M)"
     )
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="a supervisor for each rank: a lost one is replaced",
+    )
+    parser.add_argument(
+        "--standby", action="store_true", help="as --repair, as a warm standby of --job-id without a rank"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be set, run nothing")
     parser.add_argument(
         "--print-env", action="store_true", help="print export lines for a shell, run nothing"
@@ -72,6 +82,16 @@ def run(arguments: argparse.Namespace) -> int:
     environment.update(plan.variables)
     for line in plan.lines():
         say(line)
+    repairs = arguments.repair or arguments.standby
+    if repairs and command:
+        try:
+            launch = supervised(command, environment, standby=arguments.standby)
+        except NoFolder as error:
+            say(f"nothing is repaired: {error.strerror or error}")
+        else:
+            command, environment = launch.command, launch.environment
+            if launch.warning:
+                say(launch.warning)
     own = arguments.record is not None and (only_shown or socket_path is not None)  # it listens in a moment
     for warning in warnings(environment, own_agent=own):
         say(warning)
@@ -94,6 +114,9 @@ def _check(arguments: argparse.Namespace, command: list[str], only_shown: bool) 
     if command and shutil.which(command[0]) is None:
         say(f"{command[0]!r} was not found on PATH and is not an executable file")
         return NOT_FOUND
+    if arguments.standby and not (arguments.job_id or os.environ.get("PACELINE_JOB_ID")):
+        say("--standby: whose? give --job-id, the same as the job's")
+        return USAGE
     if arguments.record is None:
         return None
     if arguments.socket is not None:
