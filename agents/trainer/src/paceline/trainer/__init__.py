@@ -12,8 +12,12 @@ probe, without an agent, or with `PACELINE_DISABLED=1` every call does nothing.
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["attach", "phase", "step"]
+if TYPE_CHECKING:
+    from paceline.trainer.repair.session import Session
+
+__all__ = ["Session", "attach", "phase", "step"]
 
 _log = logging.getLogger("paceline")
 
@@ -56,3 +60,11 @@ def step(number: int | None = None) -> None:
     process = current()
     if process is not None:
         process.step(number)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Session":  # imported only by scripts that are to be repaired
+        from paceline.trainer.repair.session import Session
+
+        return Session
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,8 @@
 import logging
 import os
 
+from paceline.trainer.supervisor import FD_VARIABLE
+
 log = logging.getLogger("paceline")
 
 
@@ -18,5 +20,9 @@ def autoload() -> None:
         from paceline.trainer.process import install
 
         install()
+        if os.environ.get(FD_VARIABLE):
+            from paceline.trainer.repair.wiring import wire
+
+            wire()  # around the hook, which then sees what is made for each generation
     except (Exception, SystemExit) as error:
         log.warning("paceline could not start (%r); training goes on unobserved", error)

@@ -1,0 +1,379 @@
+"""Runs the steps of one training process and repairs what interrupts them; all in the training thread."""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.contracts.recovery import (
+    ChildError,
+    Order,
+    OrderOutcome,
+    PhaseReport,
+    RecoveryPhase,
+    parse_members,
+)
+from paceline.trainer.groups import Groups, RebuildFailed, host_store
+from paceline.trainer.protection import FallbackRequired, RestoreReport
+from paceline.trainer.repair.building import Superseded, build
+from paceline.trainer.repair.control import Control, Epoch, epoch_of, open_control
+from paceline.trainer.repair.errors import NotRepaired, transient_reason
+from paceline.trainer.repair.place import support_of
+from paceline.trainer.repair.points import Point, reach
+from paceline.trainer.repair.protecting import Protection
+from paceline.trainer.repair.wiring import Wiring, wiring
+from paceline.trainer.settings import is_disabled
+from paceline.trainer.supervisor import FD_VARIABLE
+from paceline.trainer.supervisor.local import ChildState
+from paceline.trainer.supervisor.settings import DOMAIN_VARIABLE, WAIT_VARIABLE
+
+log = logging.getLogger("paceline")
+SANDBOX_STEPS = 2  # DDP builds its buckets anew in the second one; fewer would hang the first real step
+REBUILD_S = 20.0
+EPOCHS_OF_A_GENERATION = 1000
+
+
+@dataclass
+class Hooks:
+    on_fault: list[Callable[[str], None]] = field(default_factory=list)
+    on_rebuild: list[Callable[[int, int], None]] = field(default_factory=list)
+    on_promote: list[Callable[[int], None]] = field(default_factory=list)
+
+
+class Engine:
+    """`steps`, `begin_step` and `end_step` are called by the training thread alone."""
+
+    def __init__(
+        self,
+        control: Control,
+        wired: Wiring,
+        protection: Protection,
+        support: str,
+        wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.hooks = Hooks()
+        self._control = control
+        self._groups: Groups = wired.groups
+        self._wired = wired
+        self._protection = protection
+        self._support = support
+        self._wait_s = wait_s
+        self._clock = clock
+        self._epoch: Epoch = (0, -1)
+        self._rank = wired.rank
+        self._size = wired.size
+        self._failure: BaseException | None = None
+        self._failed_at_s = 0.0
+        self._first_step_s: float | None = None  # when the first step of a new generation began
+        self._step = -1
+        self._replayed = 0
+        self.live = not wired.outside
+        self._member = self.live  # of a generation that has been restored
+        self.stores: list[Any] = []
+        store, self._endpoint = host_store(wired.host)
+        self.stores.append(store)
+
+    @property
+    def generation(self) -> int:
+        return self._epoch[0]
+
+    @property
+    def rank(self) -> int:
+        """-1 for a standby."""
+        return self._rank if self.live else -1
+
+    @property
+    def step(self) -> int:
+        """The one that is being done."""
+        return self._step
+
+    def break_transport(self, error: Exception) -> None:
+        """For tests: as if the backend had reported `error` for an operation of this rank."""
+        self._groups.life.fail(error)
+
+    def corrupt_replica(self) -> None:
+        """For tests: damage the newest copy that this rank keeps of its neighbour."""
+        self._protection.corrupt_kept()
+
+    def steps(self, total: int, start: int) -> Iterator[int]:
+        if self.live:
+            step = self._join_at(start)
+        else:
+            yield from range(start, min(total, start + SANDBOX_STEPS))
+            step = self._stand_by()
+        while True:
+            while step < total:
+                self._step = step
+                yield step
+                step = self._recover() if self._is_broken() else step + 1
+            if self._agree_to_end():
+                break
+            step = self._recover()
+
+    def _join_at(self, start: int) -> int:
+        """All members begin together."""
+        self._step = start
+        try:
+            self._protection.start(self._world(), start - 1, self._number)
+        except Exception as error:
+            if not self._groups.ended:
+                raise
+            self._fail(error)
+            return self._recover()
+        self._tell(start - 1, ready=True)
+        return start
+
+    def _stand_by(self) -> int:
+        """Wait until a generation needs this process, however long; the step that is due then."""
+        self._tell(-1, ready=True)
+        self._failed_at_s = self._clock()
+        return self._recover(patient=True)
+
+    def begin_step(self, number: int) -> None:
+        if self.live:
+            self._protection.begin_step()
+            reach(Point.FORWARD, number, self.generation)
+
+    def end_step(self, number: int, error: BaseException | None) -> bool:
+        """Whether the exception goes no further."""
+        if not self.live:
+            return False
+        if error is not None and not isinstance(error, Exception):
+            return False
+        if self._groups.ended:
+            self._fail(error or self._groups.life.error())
+            return True
+        if error is not None:
+            reason = transient_reason(error)
+            if not reason:
+                return False
+            self._groups.abort(self._groups.generation, f"{reason}: {error}")
+            self._report_error(error)
+            self._fail(error)
+            return True
+        self._protection.end_step(number)
+        reach(Point.SNAPSHOT, number, self.generation)
+        if self._first_step_s is not None:
+            self._end_first_step(number)
+        self._tell(number, ready=True)
+        return False
+
+    def _end_first_step(self, number: int) -> None:
+        if self._first_step_s is not None:
+            self._report(RecoveryPhase.FIRST_STEP, self._first_step_s, number, self._replayed)
+            self._first_step_s = None
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._failed_at_s = self._clock()
+
+    def tell_fault(self, generation: int, error: BaseException) -> None:
+        """This rank's transport failed first; from any thread."""
+        self._report_error(error)
+
+    def _report_error(self, error: BaseException) -> None:
+        message = (
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        )
+        self._control.tell(
+            ChildError(self._control.member, self.generation, max(0, self._step), message[:900])
+        )
+
+    def take_order(self, order: Order) -> None:
+        """A newer generation begins: what is in flight ends now; from the control thread."""
+        self._groups.abort(self._groups.generation, f"generation {order.generation} begins")
+
+    def _is_broken(self) -> bool:
+        return self._failure is not None or self._control.newest(self._epoch) is not None
+
+    def _agree_to_end(self) -> bool:
+        """Whether all members have done the last step; one that has left could not be asked for its state."""
+        import torch.distributed as dist
+
+        try:
+            dist.barrier()
+        except Exception as error:
+            if not self._groups.ended:
+                raise
+            self._fail(error)
+            return False
+        if self._first_step_s is not None:  # the last step was the restored one: there is no other to tell of
+            self._end_first_step(self._step)
+        return True
+
+    # a recovery
+
+    def _recover(self, patient: bool = False) -> int:
+        """Wait for the order, rebuild, restore; the step that is due. NotRepaired where nobody leads."""
+        failure, self._failure = self._failure, None
+        if failure is None:
+            self._failed_at_s = self._clock()
+        if self.live:
+            self._call(self.hooks.on_fault, str(failure or "a newer generation begins"))
+        failed: Exception | None = None
+        while True:
+            order = self._control.await_newer(self._epoch, 1e9 if patient else self._wait_s)
+            if order is None:
+                raise NotRepaired(
+                    f"generation {self.generation} broke and no order came within {self._wait_s:g} s"
+                ) from (failed or failure)
+            patient = False
+            self._epoch = epoch_of(order)
+            try:
+                return self._follow(order)
+            except FallbackRequired as error:
+                self._control.answer(order, OrderOutcome.FAILED, f"fallback: {error}")
+                failed = error
+            except Exception as error:
+                if not (self._groups.ended or isinstance(error, (RebuildFailed, Superseded))):
+                    self._control.answer(order, OrderOutcome.FAILED, f"{type(error).__name__}: {error}")
+                    raise
+                if self._control.newest(self._epoch) is None:
+                    self._control.answer(order, OrderOutcome.FAILED, f"{type(error).__name__}: {error}")
+                failed = error
+
+    def _follow(self, order: Order) -> int:
+        ordered = self._clock()
+        members = parse_members(order.arguments.get("members", ""))
+        mine = next(one for one in members if one.member == self._control.member)
+        promoted = not self._member
+        if self._member:
+            self._report(RecoveryPhase.DETECT, self._failed_at_s, self._step, until=ordered)
+        build(
+            self._groups,
+            order.arguments.get("store", ""),
+            self._number,
+            order.attempt_no,
+            mine.rank,
+            len(members),
+            REBUILD_S,
+            lambda: self._control.newest(self._epoch) is not None,
+        )
+        self._rank, self._size = mine.rank, len(members)
+        self.live = True
+        self._report(RecoveryPhase.RENDEZVOUS, ordered, self._step)
+        reach(Point.REBUILD, self._step, self.generation)
+        self._wired.forget_gradients()
+        done = self._protection.restore(self._world(), self._number)
+        step = done.step - 1
+        self._report_restore(done, step + 1)
+        resuming = self._clock()
+        self._replayed = done.replayed
+        self._member = True
+        if promoted:
+            self._call(self.hooks.on_promote, self._rank)
+        self._call(self.hooks.on_rebuild, self.generation, step + 1)
+        self._tell(step, ready=True)
+        self._control.answer(order, OrderOutcome.DONE, f"goes on at step {step + 1}")
+        self._report(RecoveryPhase.RESUME, resuming, step + 1)
+        self._first_step_s = self._clock()
+        return step + 1
+
+    def _world(self) -> Any:
+        return next(iter(self._groups.living().values()))
+
+    @property
+    def _number(self) -> int:
+        """Generation and attempt as one number that only grows."""
+        return self._epoch[0] * EPOCHS_OF_A_GENERATION + max(0, self._epoch[1])
+
+    # what the supervisor is told
+
+    def _report_restore(self, done: RestoreReport, step: int) -> None:
+        for phase, seconds, moved in (
+            (RecoveryPhase.PARAMETERS, done.settle_s + done.decide_s + done.shared_s, done.bytes_shared),
+            (RecoveryPhase.OPTIMIZER, done.own_s + done.load_s, done.bytes_own),
+        ):
+            self._send_phase(phase, seconds, step, 0, moved, done.reason)
+
+    def _tell(self, step: int, ready: bool) -> None:
+        self._control.tell_state(
+            ChildState(
+                rank=self.rank,
+                world_size=self._size,
+                generation=self.generation,
+                step=step,
+                store=self._endpoint,
+                replica=self._protection.replica,
+                support=self._support,
+                ready=ready,
+            )
+        )
+
+    def _report(
+        self, phase: RecoveryPhase, since_s: float, step: int, replayed: int = 0, until: float | None = None
+    ) -> None:
+        self._send_phase(phase, (self._clock() if until is None else until) - since_s, step, replayed)
+
+    def _send_phase(
+        self, phase: RecoveryPhase, seconds: float, step: int, replayed: int, moved: int = 0, detail: str = ""
+    ) -> None:
+        self._control.tell(
+            PhaseReport(
+                self._control.member,
+                self._rank,
+                self.generation,
+                phase,
+                seconds * 1e3,
+                max(0, step),
+                replayed,
+                moved,
+                detail,
+            )
+        )
+
+    def _call(self, hooks: list[Callable[..., None]], *arguments: Any) -> None:
+        for hook in hooks:
+            try:
+                hook(*arguments)
+            except Exception as error:
+                log.warning("a hook of the session failed: %r", error)
+
+
+def end_soon_after_errors(control: Control) -> None:
+    """An uncaught exception ends this process within seconds, whatever waits at its exit.
+
+    Its peers wait for it, and gloo's destructors and other people's exit handlers wait for its peers.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        control.tell_dying()
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def open_engine(environment: Mapping[str, str], protected: Mapping[str, Any]) -> Engine | None:
+    """The engine of this process; None where nothing is to be repaired."""
+    if is_disabled(environment) or not environment.get(FD_VARIABLE):
+        return None
+    wired = wiring()
+    if wired is None or not wired.connected:
+        log.warning(
+            "paceline repairs nothing here: call init_process_group before Session.open, and leave "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD alone: groups become replaceable when torch is imported"
+        )
+        return None
+    engines: list[Engine] = []
+    control = open_control(environment, lambda order: engines[0].take_order(order) if engines else None)
+    if control is None:
+        return None
+    wired.track(protected)
+    protection = Protection(
+        protected, wired.groups.job, environment.get(DOMAIN_VARIABLE, ""), wired.host, wired.groups.check
+    )
+    wait_s = float(environment.get(WAIT_VARIABLE) or 60.0)
+    engine = Engine(control, wired, protection, support_of(protected, "gloo"), wait_s)
+    engines.append(engine)
+    wired.groups.on_fault = engine.tell_fault
+    end_soon_after_errors(control)
+    if environment.get("PACELINE_TEST_FAULTS"):
+        from paceline.trainer.testing.attach import attach_injector
+
+        attach_injector(engine, wired, protected, environment)
+    control.start()
+    return engine

@@ -1,0 +1,39 @@
+"""Where this process is reached, and what is known of its kind of job."""
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+HOST_VARIABLE = "PACELINE_HOST"
+LOOPBACK = "127.0.0.1"
+
+
+def own_address(environment: Mapping[str, str]) -> str:
+    """The address at which the other ranks reach this machine.
+
+    `PACELINE_HOST`, else the one from which this machine speaks to MASTER_ADDR, else that of its name.
+    """
+    declared = environment.get(HOST_VARIABLE, "")
+    if declared:
+        return declared
+    master = environment.get("MASTER_ADDR", "")
+    try:
+        if master:
+            family, _, _, _, address = socket.getaddrinfo(master, 1, socket.AF_INET, socket.SOCK_DGRAM)[0]
+            # A datagram socket connects to nobody: it only asks for the route.
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return LOOPBACK
+
+
+def support_of(protected: Mapping[str, Any], backend: str) -> str:
+    """`verified` for what tests repair to the bit, DDP with plain optimizers on gloo; else `experimental`."""
+    names = {type(thing).__name__ for thing in protected.values()}
+    models = [thing for thing in protected.values() if callable(getattr(thing, "parameters", None))]
+    all_ddp = bool(models) and all(type(model).__name__ == "DistributedDataParallel" for model in models)
+    if backend == "gloo" and all_ddp and "ZeroRedundancyOptimizer" not in names:
+        return "verified"
+    return "experimental"

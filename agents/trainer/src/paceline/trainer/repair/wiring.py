@@ -1,0 +1,96 @@
+"""Makes the process groups of a supervised process replaceable, and keeps a standby's to itself.
+
+Called by torch's autoload, so before the script can make a group.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.trainer.groups import Groups, install
+from paceline.trainer.groups.install import maker
+from paceline.trainer.repair.place import own_address
+from paceline.trainer.supervisor import FD_VARIABLE, ROLE_VARIABLE
+
+
+class Wiring:
+    """`outside`: this process is in no group yet, as a standby or a joiner."""
+
+    def __init__(self, groups: Groups, outside: bool, rank: int, size: int, host: str) -> None:
+        self.groups = groups
+        self.outside = outside
+        self.rank = rank
+        self.size = size
+        self.host = host
+        self._modules: list[Any] = []
+
+    @property
+    def connected(self) -> bool:
+        """Whether the script has made its world."""
+        return bool(self.groups.living())
+
+    def track(self, protected: Mapping[str, Any]) -> None:
+        """Remember whose gradients have to be forgotten, and let no optimizer step on a broken group."""
+        for thing in protected.values():
+            if callable(getattr(thing, "parameters", None)):
+                self._modules.append(thing)
+            if callable(getattr(thing, "register_step_pre_hook", None)):
+                thing.register_step_pre_hook(lambda *_: self.groups.check())
+
+    def forget_gradients(self) -> None:
+        """A gradient of the interrupted step must not be added to."""
+        for module in self._modules:
+            for parameter in module.parameters():
+                parameter.grad = None
+
+
+_wiring: Wiring | None = None
+
+
+def wiring() -> Wiring | None:
+    return _wiring
+
+
+def wire(environment: Mapping[str, str] = os.environ) -> Wiring | None:
+    """Install the replaceable groups in a supervised process; None elsewhere. The same at every call."""
+    global _wiring
+    if _wiring is None and environment.get(FD_VARIABLE):
+        outside = environment.get(ROLE_VARIABLE, "member") != "member"
+        size = int(environment.get("WORLD_SIZE") or 1)
+        rank = size - 1 if outside else int(environment.get("RANK") or 0)
+        _wiring = Wiring(
+            install(environment.get("PACELINE_JOB_ID") or "job"),
+            outside,
+            rank,
+            size,
+            own_address(environment),
+        )
+        if outside:
+            _stay_outside(_wiring)
+    return _wiring
+
+
+def _stay_outside(wired: Wiring) -> None:
+    """init_process_group meets nobody: its store is this process's own, its groups answer by themselves."""
+    from paceline.trainer.repair.loopback import LoopbackBackend
+
+    made = maker()
+    assert made is not None
+    made.sandbox = LoopbackBackend()
+    dist: Any = importlib.import_module("torch.distributed")
+    c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    original = c10d.init_process_group
+
+    @functools.wraps(original)
+    def init(
+        backend: Any = None, init_method: Any = None, timeout: Any = None, *_: Any, **keywords: Any
+    ) -> Any:
+        for name in ("world_size", "rank", "store"):
+            keywords.pop(name, None)
+        store = dist.HashStore()
+        return original(backend, None, timeout, wired.size, wired.rank, store, **keywords)
+
+    for holder in (c10d, dist):
+        holder.init_process_group = init
