@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.needs_torch
 PROGRAMS = Path(__file__).parent / "programs"
+FRAMEWORKS = ["ddp", "zero", "fsdp2"]
 KINDS = ["allreduce", "allgather", "reduce_scatter", "broadcast", "alltoall", "send_recv", "barrier"]
 GUARD_S = 20.0  # gloo's own timeout is 30 min here; measured are milliseconds
 
@@ -35,6 +36,36 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
         return known[how]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def interrupted() -> Any:
+    program = str(PROGRAMS / "interrupted_steps.py")
+    done = subprocess.run(
+        [sys.executable, program, *FRAMEWORKS], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_step_cut_off_at_any_operation_is_run_again_with_the_same_objects(
+    interrupted: Any, framework: str
+) -> None:
+    for found in interrupted[framework]["found"]:
+        assert len(found) >= 2
+        assert all(found), "bitwise as without a cut"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_generation_has_a_frame_of_its_own_and_those_of_the_dead_are_closed(
+    interrupted: Any, framework: str
+) -> None:
+    for said, found in zip(interrupted[framework]["frames"], interrupted[framework]["found"], strict=True):
+        world = sorted(said)
+        assert [instance for instance, _, _ in world] == list(range(len(found) + 1))
+        assert [closed for _, closed, _ in world] == [1] * len(found) + [0]
+        assert world[-1][2] == 0
 
 
 def test_what_is_stuck_at_a_frozen_peer_is_freed_and_the_process_ends_as_usual() -> None:

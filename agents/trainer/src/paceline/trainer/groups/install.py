@@ -3,6 +3,7 @@
 Only gloo alone is replaceable; a group of any other backend is made as ever and said to be refused.
 """
 
+import functools
 import importlib
 import inspect
 import logging
@@ -89,6 +90,7 @@ class Maker:
         self._c10d = c10d
         self.groups = groups
         self._original = getattr(c10d, HELPER)
+        self._replacement: Any = None
         self._signature = inspect.signature(self._original)
         self._lock = threading.RLock()  # c10d makes groups one after the other; so do we
         self._class = swappable_class(torch, c10d, Describer.of_torch(torch, c10d))
@@ -106,10 +108,15 @@ class Maker:
             hook.outside = self.sandbox is not None and self.groups.generation == 0
 
     def install(self) -> None:
-        setattr(self._c10d, HELPER, self._around)
+        @functools.wraps(self._original)  # the hook may come later, and reads the signature
+        def replacement(*arguments: Any, **keywords: Any) -> Any:
+            return self._around(*arguments, **keywords)
+
+        self._replacement = replacement
+        setattr(self._c10d, HELPER, replacement)
 
     def remove(self) -> None:
-        if getattr(self._c10d, HELPER) == self._around:
+        if getattr(self._c10d, HELPER) is self._replacement:
             setattr(self._c10d, HELPER, self._original)
 
     def _around(self, *arguments: Any, **keywords: Any) -> Any:
