@@ -26,6 +26,7 @@ from typing import Any
 
 BOOTSTRAPS = 4000
 WARMUP_STEPS = 8
+BLOCK_STEPS_MAX = 60
 MIB = 1 << 20
 
 
@@ -72,8 +73,8 @@ class Training:
         if protector is not None:
             protector.begin_step()
         self.optimizer.zero_grad()
-        self.forward(self.batch).square().mean().backward()
         time.sleep(self.idle_s)
+        self.forward(self.batch).square().mean().backward()
         writing_s = time.perf_counter()
         self.optimizer.step()
         self.optimizer_s.append(time.perf_counter() - writing_s)
@@ -117,7 +118,7 @@ def worker(arguments: argparse.Namespace) -> None:
     dist.all_reduce(chosen, op=dist.ReduceOp.MAX)
     protector.interval_steps = int(chosen)
     before = (protector.counters.overruns, protector.counters.stall_s, protector.counters.protected)
-    steps = max(arguments.steps, 2 * protector.interval_steps)
+    steps = min(max(arguments.steps, 2 * protector.interval_steps), BLOCK_STEPS_MAX)
     draw, rows = random.Random(3), []
     for _ in range(arguments.pairs):
         times: dict[bool, float] = {}

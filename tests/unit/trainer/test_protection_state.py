@@ -72,9 +72,9 @@ def parts(protected: Protected) -> dict[Part, Any]:
     from paceline.trainer.protection.slots import Slot
 
     snapshot, slot = protected.capture(), Slot(pinned=False)
-    reserve(snapshot, slot, snapshot.header())
-    for lazy in (False, True):
-        Stream(on_device=False).copy(snapshot, slot, lazy)
+    snapshot.complete()
+    reserve(snapshot, slot)
+    Stream(on_device=False).copy(snapshot, slot)
     return {part: slot.buffer(part).content().clone() for part in Part}
 
 
@@ -125,7 +125,9 @@ class TestWithTensors:
         model = torch.nn.ModuleDict({"a": torch.nn.Linear(64, 64, bias=False)})
         model["b"] = torch.nn.Linear(64, 64, bias=False)
         model["b"].weight = model["a"].weight
-        assert Protected({"model": model}, random_numbers=False).capture().own_tensor_bytes == 64 * 64 * 4
+        snapshot = Protected({"model": model}, random_numbers=False).capture()
+        snapshot.complete()
+        assert snapshot.ends[Part.OWN] == 64 * 64 * 4
 
     def test_random_numbers_go_on_as_they_would_have(self) -> None:
         import random

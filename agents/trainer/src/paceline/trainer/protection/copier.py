@@ -61,32 +61,33 @@ class Stream:
 
             self._ready = torch.cuda.current_stream().record_event()
 
-    def copy(self, snapshot: Snapshot, slot: Slot, lazy: bool) -> None:
-        """Copy the lazy or the other tensors into the slot; they are there when it returns."""
+    def copy(self, snapshot: Snapshot, slot: Slot) -> None:
+        """Copy a complete snapshot into the slot; it is there when this returns."""
         if self._stream is None:
-            _copy(snapshot, slot, lazy)
+            _copy(snapshot, slot)
             return
         import torch
 
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._ready)
-            _copy(snapshot, slot, lazy)
+            _copy(snapshot, slot)
         self._stream.synchronize()
 
 
-def _copy(snapshot: Snapshot, slot: Slot, lazy: bool) -> None:
+def _copy(snapshot: Snapshot, slot: Slot) -> None:
     contents = {part: slot.buffer(part).content() for part in Part}
     for captured in snapshot.tensors:
-        if captured.lazy is lazy and captured.bytes:
+        if captured.bytes:
             end = captured.offset + captured.bytes
             copy_to_host(captured.tensor, contents[captured.part][captured.offset : end])
 
 
-def reserve(snapshot: Snapshot, slot: Slot, header: bytes) -> None:
-    """Make room for a snapshot and put its header in place."""
-    own = slot.buffer(Part.OWN).reserve(snapshot.own_tensor_bytes + len(header))
-    memory_of(own)[snapshot.own_tensor_bytes :] = header
-    slot.buffer(Part.SHARED).reserve(snapshot.shared_bytes)
+def reserve(snapshot: Snapshot, slot: Slot) -> None:
+    """Make room for a complete snapshot and put its header in place."""
+    header, end = snapshot.header(), snapshot.ends[Part.OWN]
+    own = slot.buffer(Part.OWN).reserve(end + len(header))
+    memory_of(own)[end:] = header
+    slot.buffer(Part.SHARED).reserve(snapshot.ends[Part.SHARED])
 
 
 def checksums(slot: Slot) -> dict[Part, str]:

@@ -3,9 +3,11 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 from paceline.trainer.guard import Guard
@@ -23,6 +25,7 @@ log = logging.getLogger("paceline.protection")
 CHECK_S = 0.002  # how often a waiting training thread looks whether its generation has ended
 NOTICED_STALL_S = 0.0001  # a shorter wait is the lock itself
 PEERS_MAX = 4
+CAPTURES_KEPT = 32
 Clock = Callable[[], float]
 
 
@@ -89,6 +92,7 @@ class Protector:
         self._copying = False  # live tensors are being read
         self._sealing = False  # ... or their copy is not sealed yet
         self._captured = NEVER
+        self._captures_s: deque[float] = deque(maxlen=CAPTURES_KEPT)
         self._behind = ""
         self._differs = ""
         self._peers: dict[int, tuple[str, str]] = {}  # shared checksums by step, until our own is known
@@ -115,6 +119,7 @@ class Protector:
         self.leave()
         self.identity, self._members = identity, tuple(members)
         self._behind = self._differs = ""
+        self._peers.clear()
         restored = self.history[-1][1] if self.history else NEVER
         current = Generation(
             identity, members, key, generation, self.kept, self._note_commit, restored, self._compare
@@ -167,14 +172,16 @@ class Protector:
 
     def end_step(self, step: int) -> None:
         """After step `step`: begin its copy. Costs the training thread a listing and the small tensors."""
+        due = self.identity is not None and step % self.interval_steps == 0
+        if due and not self._is_free():  # the optimizer did not step, as when a scaler skips an overflow
+            self._wait_quietly()
         self.finished = step
-        if self.guard.off or self.identity is None or step % self.interval_steps:
+        if not due or self.guard.off:
             return
         started_s = self._clock()
-        if not self._is_free():  # the optimizer did not step, as when a scaler skips an overflow
-            self._wait_quietly()
         self.guard.attempt("end_step", partial(self._protect, step))
-        self.counters.capture_s += self._clock() - started_s
+        self._captures_s.append(self._clock() - started_s)
+        self.counters.capture_s += self._captures_s[-1]
 
     def committed(self) -> int:
         """The newest step that every rank's copy is safe of, in this generation; -1 for none."""
@@ -201,7 +208,7 @@ class Protector:
         To be asked after some protected steps. `free_share`: see `Costs`.
         """
         sending_s = self._generation.sending_s if self._generation is not None else 0.0
-        capture_s = self.counters.capture_s / max(1, self.counters.protected)
+        capture_s = median(self._captures_s) if self._captures_s else 0.0
         times = (self.counters.copy_s, self.counters.seal_s, sending_s, capture_s)
         return budget(Costs(*times, step_s, optimizer_s, free_share))
 
@@ -245,33 +252,42 @@ class Protector:
             self.counters.skipped += 1
             return
         snapshot = self.protected.capture()
-        shards = {Part.OWN: shard}
-        if snapshot.shared_bytes:
-            shards[Part.SHARED] = identity.shard(Part.SHARED)
-        slot.open(self.generation, step, identity.rank, shards)
-        copier.reserve(snapshot, slot, snapshot.header())
         self._stream.mark()
-        self._stream.copy(snapshot, slot, lazy=False)
-        self.counters.bytes_own = slot.buffer(Part.OWN).used
-        self.counters.bytes_shared = slot.buffer(Part.SHARED).used
         self._copying = self._sealing = True
         self._captured = step
-        self._copier.submit(partial(self._copy, snapshot, slot, self._generation))
+        self._copier.submit(partial(self._copy, snapshot, slot, step, identity, self._generation))
 
-    def _copy(self, snapshot: Snapshot, slot: Slot, generation: Generation | None) -> None:
+    def _copy(
+        self,
+        snapshot: Snapshot,
+        slot: Slot,
+        step: int,
+        identity: ShardIdentity,
+        generation: Generation | None,
+    ) -> None:
         """On the copier's thread."""
         try:
             started_s = self._clock()
-            self._stream.copy(snapshot, slot, lazy=True)
+            snapshot.complete()
+            shared = Part.SHARED if snapshot.ends[Part.SHARED] else Part.OWN
+            number = generation.number if generation is not None else NEVER
+            shards = {part: identity.shard(part) for part in (Part.OWN, shared)}
+            slot.open(number, step, identity.rank, shards)
+            copier.reserve(snapshot, slot)
+            self._stream.copy(snapshot, slot)
             copied_s = self._clock()
             self._tell(copying=False)
+            if self.guard.off:  # nobody waited for the end of it, so it may be torn
+                slot.clear()
+                return
             slot.seal(copier.checksums(slot))
             self.counters.copy_s = copied_s - started_s
             self.counters.seal_s = self._clock() - copied_s
-            if slot.record is not None:
-                self._compare_at(slot.record.step)
+            self._compare_at(step)
         finally:
             self._tell(copying=False, sealing=False)
+        self.counters.bytes_own = slot.buffer(Part.OWN).used
+        self.counters.bytes_shared = slot.buffer(Part.SHARED).used
         self.counters.protected += 1
         if generation is not None and not generation.closed.is_set():
             generation.offer(slot)
@@ -339,4 +355,6 @@ class Protector:
 
 
 def _on_device(protected: Protected) -> bool:
-    return any(captured.tensor.is_cuda for captured in protected.capture().tensors)
+    snapshot = protected.capture()
+    snapshot.complete()
+    return any(captured.tensor.is_cuda for captured in snapshot.tensors)

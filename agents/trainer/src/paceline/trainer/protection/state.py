@@ -1,7 +1,7 @@
 """What is protected: named objects and random numbers, captured as raw tensors and a JSON skeleton."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from paceline.trainer.protection.skeleton import decode, encode
 from paceline.trainer.protection.sources import (
     OptimizerSource,
     RandomSource,
+    Section,
     Source,
     is_sharded,
     local,
@@ -25,59 +26,74 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Captured:
-    """A live tensor of a snapshot and where in its part it goes; `lazy`: only an optimizer writes it."""
+    """A tensor of a snapshot and where in its part it goes."""
 
     tensor: Any
     part: Part
-    lazy: bool
     offset: int
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Snapshot:
-    """One state: live tensors (no second copy) and the JSON that says how they belong together."""
+    """One state, in two moves, so that the training thread pays for as little as possible.
 
-    tensors: Sequence[Captured]
-    tree: Mapping[str, Any]
-    table: Sequence[Any]
-    own_tensor_bytes: int
-    shared_bytes: int
+    What may change in forward is copied and written down at once. What only an optimizer writes is
+    `pending`: `complete` lists it, on the copier's thread, before the optimizer is let on.
+    """
+
+    tensors: list[Captured] = field(default_factory=list)
+    tree: dict[str, Any] = field(default_factory=dict)
+    table: list[Any] = field(default_factory=list)
+    ends: dict[Part, int] = field(default_factory=lambda: {Part.OWN: 0, Part.SHARED: 0})
+    pending: list[tuple[str, Section]] = field(default_factory=list)
+    _seen: dict[Any, int] = field(default_factory=dict)
+
+    def read(self, name: str, section: Section) -> None:
+        """Note a section, the tensors of an early one as copies."""
+        if section.lazy:
+            self.pending.append((name, section))
+            return
+        self._encode(name, section, copied=True)
+
+    def complete(self) -> None:
+        """List what is pending; no storage is copied."""
+        for name, section in self.pending:
+            self._encode(name, section, copied=False)
+        self.pending = []
 
     def header(self) -> bytes:
         """The end of the own part: JSON, padded, and its length."""
-        value = {"version": VERSION, "tree": self.tree, "tensors": self.table, "own": self.own_tensor_bytes}
+        value = {"version": VERSION, "tree": self.tree, "tensors": self.table, "own": self.ends[Part.OWN]}
         text = json.dumps(value, separators=(",", ":")).encode()
         text += b" " * (-len(text) % ALIGN_BYTES)
         return text + len(text).to_bytes(FOOTER_BYTES, "little")
 
+    def _encode(self, name: str, section: Section, copied: bool) -> None:
+        def take(value: Any, path: str) -> int:
+            return self._take(value, path, section.part, copied)
 
-@dataclass
-class _Collector:
-    """Takes the tensors out of the sections and lays them out one behind the other in their part."""
+        self.tree.setdefault(name, {})[section.key] = encode(section.tree, take, f"{name}.{section.key}")
 
-    part: Part = Part.OWN
-    lazy: bool = False
-    tensors: list[Captured] = field(default_factory=list)
-    table: list[Any] = field(default_factory=list)
-    ends: dict[Part, int] = field(default_factory=lambda: {Part.OWN: 0, Part.SHARED: 0})
-    seen: dict[Any, int] = field(default_factory=dict)
-
-    def take(self, value: Any, path: str) -> int:
+    def _take(self, value: Any, path: str, part: Part, copied: bool) -> int:
         import torch
 
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             raise UnprotectableState(f"{path}: only dense tensors with storage can be protected")
-        part = Part.OWN if is_sharded(value) else self.part
-        tensor = local(value)
+        tensor = value
+        if type(value) is not torch.Tensor:
+            part = Part.OWN if is_sharded(value) else part
+            tensor = local(value)
+        tensor = tensor.detach().clone() if copied else tensor.detach()
         key = (part, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and key in self.seen:  # tied weights
-            return self.seen[key]
+        index = self._seen.get(key, -1)
+        if index >= 0 and tensor.numel():  # tied weights
+            return index
         offset, length = self.ends[part], tensor.numel() * tensor.element_size()
         self.ends[part] = offset + length + -length % ALIGN_BYTES
-        self.tensors.append(Captured(tensor.detach(), part, self.lazy, offset, length))
+        self.tensors.append(Captured(tensor, part, offset, length))
         self.table.append([str(tensor.dtype)[6:], list(tensor.shape), part.value, offset])
-        self.seen[key] = len(self.table) - 1
+        self._seen[key] = len(self.table) - 1
         return len(self.table) - 1
 
 
@@ -123,7 +139,9 @@ class Protected:
         if callable(getattr(thing, "parameters", None)):
             self._has_shards |= any(map(is_sharded, thing.parameters()))
         source = source_of(name, thing, shared, self._has_shards)
-        _collect({name: source})  # the error of a state that does not fit belongs here, not into a step
+        _collect(
+            {name: source}
+        ).complete()  # the error of a state that does not fit belongs here, not into a step
         self._sources[name] = source
         if callable(getattr(thing, "register_step_pre_hook", None)):
             self.optimizers.append(thing)
@@ -141,7 +159,7 @@ class Protected:
         return sum(value.numel() * value.element_size() for value in values if hasattr(value, "numel"))
 
     def capture(self) -> Snapshot:
-        """The state as it is now. Lists live tensors; costs no copy of any storage."""
+        """The state as it is now; see `Snapshot` for what is read when."""
         return _collect(self._all())
 
     def load(self, own: Any, shared: Any) -> None:
@@ -166,15 +184,11 @@ class Protected:
 
 
 def _collect(sources: Mapping[str, Source]) -> Snapshot:
-    collector = _Collector()
-    tree: dict[str, Any] = {}
+    snapshot = Snapshot()
     for name, source in sources.items():
-        tree[name] = {}
         for section in source.read():
-            collector.part, collector.lazy = section.part, section.lazy
-            tree[name][section.key] = encode(section.tree, collector.take, f"{name}.{section.key}")
-    ends = collector.ends
-    return Snapshot(collector.tensors, tree, collector.table, ends[Part.OWN], ends[Part.SHARED])
+            snapshot.read(name, section)
+    return snapshot
 
 
 def parse_header(own: Any) -> dict[str, Any]:
