@@ -8,70 +8,21 @@
 #include <new>
 #include <vector>
 
-#include "module.h"
+#include "rows.h"
 
 namespace paceline {
 namespace {
-
-struct State {
-  uint64_t comm;
-  uint32_t rank, comm_rank;
-  uint64_t entered, completed, head_round, head_signature, head_issue;
-  uint32_t head_age_ms, idle_ms;
-  uint64_t send_count, recv_count;
-  uint16_t open_ops, flags;
-  uint8_t function, dtype, reduce_op, state;
-  int32_t peer;
-  uint32_t sources;
-};
-static_assert(sizeof(State) == 96 && offsetof(State, sources) == 92, "STATE_ROW");
-
-struct Round {
-  uint64_t comm;
-  uint32_t rank, comm_rank;
-  uint64_t round, issue, signature, count, duration_ns, gap_ns;
-  uint8_t kind, function, dtype, reduce_op, state, level, flags, path;
-  int32_t peer;
-  uint32_t pair_seq, step, age_ms, send_wait_us, recv_wait_us;
-};
-static_assert(sizeof(Round) == 96 && offsetof(Round, recv_wait_us) == 92, "ROUND_ROW");
 
 constexpr uint8_t kStillMax = 255;
 constexpr uint64_t kNotKept = UINT64_MAX;
 constexpr int kRoundBits = 48;
 
-// The next argument, an address or a number.
-class Reader {
- public:
-  Reader(Arguments arguments, Py_ssize_t count) : arguments_(arguments), left_(count) {}
-
-  uint64_t number() {
-    uint64_t value = 0;
-    if (left_ <= 0 || !to_u64(*arguments_, &value)) ok_ = false;
-    arguments_++;
-    left_--;
-    return value;
-  }
-
-  template <class T>
-  T* array() {
-    return reinterpret_cast<T*>(static_cast<uintptr_t>(number()));
-  }
-
-  bool complete() const { return ok_ && left_ == 0; }
-
- private:
-  Arguments arguments_;
-  Py_ssize_t left_;
-  bool ok_ = true;
-};
-
 struct States {
-  const State* rows;
+  const StateRow* rows;
   int64_t count;
   const int64_t* positions;
   int64_t members;
-  State* newest;
+  StateRow* newest;
   uint64_t *completed, *head_round;
   uint32_t *idle_ms, *head_age_ms;
   uint16_t* flags;
@@ -86,7 +37,7 @@ bool visit(const States& to) {
   for (; at < to.count; at++) {
     int64_t position = to.positions[at];
     if (position < 0 || position >= to.members) break;
-    const State& known = to.newest[position];
+    const StateRow& known = to.newest[position];
     if (known.comm != to.rows[at].comm || known.rank != to.rows[at].rank || to.seen_ns[position] < 0) break;
     to.seen_ns[position] = ~to.seen_ns[position];
   }
@@ -100,11 +51,11 @@ bool visit(const States& to) {
 PyObject* place_states(PyObject*, Arguments arguments, Py_ssize_t count) {
   Reader read(arguments, count);
   States to;
-  to.rows = read.array<const State>();
+  to.rows = read.array<const StateRow>();
   to.count = static_cast<int64_t>(read.number());
   to.positions = read.array<const int64_t>();
   to.members = static_cast<int64_t>(read.number());
-  to.newest = read.array<State>();
+  to.newest = read.array<StateRow>();
   to.completed = read.array<uint64_t>();
   to.head_round = read.array<uint64_t>();
   to.idle_ms = read.array<uint32_t>();
@@ -117,8 +68,8 @@ PyObject* place_states(PyObject*, Arguments arguments, Py_ssize_t count) {
   if (!visit(to)) Py_RETURN_FALSE;
   for (int64_t at = 0; at < to.count; at++) {
     int64_t position = to.positions[at];
-    const State& row = to.rows[at];
-    State& known = to.newest[position];
+    const StateRow& row = to.rows[at];
+    StateRow& known = to.newest[position];
     bool moved = row.completed != known.completed || row.head_round != known.head_round ||
                  row.send_count + row.recv_count != known.send_count + known.recv_count ||
                  row.idle_ms < known.idle_ms || to.seen_ns[position] == ~int64_t{0};
@@ -136,7 +87,7 @@ PyObject* place_states(PyObject*, Arguments arguments, Py_ssize_t count) {
 }
 
 struct Rounds {
-  const Round* rows;
+  const RoundRow* rows;
   int64_t count;
   const int64_t* sent;
   int64_t sent_count, members, comms, cells;
@@ -155,7 +106,7 @@ struct Rounds {
 };
 
 struct Place {
-  const Round* row;
+  const RoundRow* row;
   int64_t position, cell, flat;
   bool wants;
 };
@@ -164,7 +115,7 @@ struct Place {
 bool find_places(const Rounds& to, std::vector<Place>* places) {
   int64_t head = -1;
   for (int64_t at = 0; at < to.count; at++) {
-    const Round& row = to.rows[at];
+    const RoundRow& row = to.rows[at];
     if (at == 0 || row.comm != to.rows[at - 1].comm || row.rank != to.rows[at - 1].rank) {
       if (++head >= to.sent_count) return false;
       int64_t found = to.sent[head];
@@ -183,7 +134,7 @@ bool find_places(const Rounds& to, std::vector<Place>* places) {
   return head + 1 == to.sent_count;
 }
 
-uint64_t coarseness(const Round& row) {
+uint64_t coarseness(const RoundRow& row) {
   return (uint64_t{255} - row.level) << kRoundBits | (row.round & ((uint64_t{1} << kRoundBits) - 1));
 }
 
@@ -236,7 +187,7 @@ int64_t fill(const Rounds& to, const std::vector<Place>& places) {
 PyObject* place_rounds(PyObject*, Arguments arguments, Py_ssize_t count) {
   Reader read(arguments, count);
   Rounds to;
-  to.rows = read.array<const Round>();
+  to.rows = read.array<const RoundRow>();
   to.count = static_cast<int64_t>(read.number());
   to.sent = read.array<const int64_t>();
   to.sent_count = static_cast<int64_t>(read.number());

@@ -3,38 +3,11 @@
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 
-#include "atomics.h"
-#include "module.h"
-#include "paceline/probe_v1.h"
+#include "mapping.h"
 
 namespace paceline {
 namespace {
-
-constexpr int kSpinsMax = 32;
-constexpr int kRelaxPerSpin = 64;
-constexpr long kSleepNs = 50000;
-
-struct MappingObject {
-  PyObject_HEAD
-  char* address;
-  size_t bytes;
-  int writable;
-  int users;  // copies under way; they release the GIL while they sleep
-  int closing;
-};
-
-struct Range {
-  uint64_t offset, length;
-};
-
-MappingObject* mapping_of(PyObject* self) { return reinterpret_cast<MappingObject*>(self); }
-
-void unmap(MappingObject* mapping) {
-  if (mapping->address != nullptr) munmap(mapping->address, mapping->bytes);
-  mapping->address = nullptr;
-}
 
 PyObject* create(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
   static const char* names[] = {"fd", "size", "writable", nullptr};
@@ -79,36 +52,6 @@ bool inside(const MappingObject* mapping, const Range& range) {
          range.length <= mapping->bytes - range.offset;
 }
 
-void copy_ranges(const MappingObject* mapping, const Range (&ranges)[2], char* target) {
-  for (const Range& range : ranges) {
-    get_words(target, mapping->address + range.offset, range.length);
-    target += range.length;
-  }
-}
-
-// One consistent copy, or the last torn one when `tries` are used up.
-bool copy_locked(MappingObject* mapping, const uint32_t& lock, const Range (&ranges)[2], char* target,
-                 uint64_t tries) {
-  for (uint64_t i = 0; i < tries; i++) {
-    uint32_t before = __atomic_load_n(&lock, __ATOMIC_ACQUIRE);
-    if ((before & 1u) == 0) {
-      copy_ranges(mapping, ranges, target);
-      std::atomic_thread_fence(std::memory_order_acquire);
-      if (get(lock) == before) return true;
-    }
-    if (i < kSpinsMax) {
-      for (int relax = 0; relax < kRelaxPerSpin; relax++) cpu_relax();
-      continue;
-    }
-    timespec pause{0, kSleepNs};
-    Py_BEGIN_ALLOW_THREADS
-    nanosleep(&pause, nullptr);
-    Py_END_ALLOW_THREADS
-  }
-  copy_ranges(mapping, ranges, target);
-  return false;
-}
-
 // copy(lock_offset, offset, length, offset_2, length_2, tries) -> (bytes, consistent)
 PyObject* copy(PyObject* self, Arguments arguments, Py_ssize_t count) {
   MappingObject* mapping = mapping_of(self);
@@ -126,10 +69,11 @@ PyObject* copy(PyObject* self, Arguments arguments, Py_ssize_t count) {
   PyObject* bytes =
       PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(ranges[0].length + ranges[1].length));
   if (bytes == nullptr) return nullptr;
-  mapping->users++;
-  const auto& lock = *reinterpret_cast<const uint32_t*>(mapping->address + values[0]);
-  bool consistent = copy_locked(mapping, lock, ranges, PyBytes_AsString(bytes), values[5]);
-  if (--mapping->users == 0 && mapping->closing) unmap(mapping);
+  bool consistent;
+  {
+    MappingUse use(mapping);
+    consistent = copy_locked(mapping, values[0], ranges, PyBytes_AsString(bytes), values[5]);
+  }
   return Py_BuildValue("(NO)", bytes, consistent ? Py_True : Py_False);
 }
 
@@ -173,6 +117,7 @@ PyObject* close_mapping(PyObject* self, PyObject*) {
 
 PyMethodDef methods[] = {
     fast_method("copy", copy),
+    fast_method("read", mapping_read),
     fast_method("write_control", write_control),
     {"beat", beat, METH_NOARGS, nullptr},
     {"close", close_mapping, METH_NOARGS, nullptr},

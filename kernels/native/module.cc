@@ -29,7 +29,7 @@ PyObject* signature(PyObject*, Arguments arguments, Py_ssize_t count) {
 
 int execute(PyObject* module) {
   if (add_page_type(module) != 0 || add_mapping_type(module) != 0 || add_settler_type(module) != 0) return -1;
-  if (add_intake(module) != 0 || add_checksums(module) != 0) return -1;
+  if (add_intake(module) != 0 || add_checksums(module) != 0 || add_reduction(module) != 0) return -1;
   return PyModule_AddIntConstant(module, "OPEN_OPS_MAX", PACELINE_OPEN_OPS_MAX);
 }
 

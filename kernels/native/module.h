@@ -27,6 +27,32 @@ inline bool to_i64(PyObject* object, int64_t* value) {
   return false;
 }
 
+// The next argument, an address or a number.
+class Reader {
+ public:
+  Reader(Arguments arguments, Py_ssize_t count) : arguments_(arguments), left_(count) {}
+
+  uint64_t number() {
+    uint64_t value = 0;
+    if (left_ <= 0 || !to_u64(*arguments_, &value)) ok_ = false;
+    arguments_++;
+    left_--;
+    return value;
+  }
+
+  template <class T>
+  T* array() {
+    return reinterpret_cast<T*>(static_cast<uintptr_t>(number()));
+  }
+
+  bool complete() const { return ok_ && left_ == 0; }
+
+ private:
+  Arguments arguments_;
+  Py_ssize_t left_;
+  bool ok_ = true;
+};
+
 template <class F>
 PyMethodDef fast_method(const char* name, F* function) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL, nullptr};
@@ -37,6 +63,7 @@ int add_mapping_type(PyObject* module);
 int add_settler_type(PyObject* module);
 int add_intake(PyObject* module);
 int add_checksums(PyObject* module);
+int add_reduction(PyObject* module);
 
 struct PageObject {
   PyObject_HEAD

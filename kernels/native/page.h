@@ -4,29 +4,18 @@
 #include <pthread.h>
 
 #include "atomics.h"
+#include "block.h"
 #include "memfd.h"
 #include "paceline/page_v1.h"
 
 namespace paceline {
 
-using Process = paceline_process_header_v1;
-using Frame = paceline_frame_v1;
-using Round = paceline_round_entry_v1;
-using RoundTimes = paceline_round_times_v1;
-using Peer = paceline_peer_row_v1;
-using Edge = paceline_edge_v1;
 using Control = paceline_control_page_v1;
 
-constexpr uint32_t kKeptLevels[] = {0, 4, 8, 12};
-constexpr uint32_t kKeptLevelCount = 4;
 constexpr uint16_t kNone = 0xffff;
 constexpr uint16_t kUnrecorded = 0x3ff;  // node index of a ticket whose operation is only counted
 constexpr uint32_t kSend = 0, kReceive = 1;
 static_assert(PACELINE_OPEN_OPS_MAX < kUnrecorded, "a ticket has ten bits for the node");
-static_assert(PACELINE_ROUNDS_NEWEST_MAX + PACELINE_ROUNDS_KEPT_MAX * kKeptLevelCount == PACELINE_ROUNDS_MAX,
-              "the ring is the newest rounds and four kept levels");
-static_assert(PACELINE_PEERS_IN_DETAIL + sizeof(Peer) * PACELINE_PEERS_MAX <= PACELINE_DETAIL_STRIDE,
-              "a detail block holds its peers");
 static_assert(PACELINE_FRAME_STRIDE % 64 == 0 && PACELINE_DETAIL_STRIDE % 64 == 0, "cache lines");
 
 constexpr uint32_t kPeerSlots = 4;

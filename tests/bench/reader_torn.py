@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 from paceline.contracts.layout import FRAME, FRAMES_OFFSET, PAGE_BYTES
 from paceline.probe._native import Mapping
-from paceline.probe.reader import TRIES_MAX
 from paceline.probe.writer import Page
 
+TRIES_MAX = 64  # kernels/native/page_read.cc
 FIELDS = ("round", "count", "bytes", "started", "completed", "head_round")
 
 

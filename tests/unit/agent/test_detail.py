@@ -22,7 +22,8 @@ from paceline.agent.pages import PageView
 from paceline.contracts.codes import DetailLevel, FrameFlag
 from paceline.contracts.commands import Command, CommandKind, sign
 from paceline.contracts.detail import DetailReport
-from paceline.contracts.dtypes import FRAME_DTYPE, PROCESS_DTYPE
+from paceline.contracts.dtypes import PROCESS_DTYPE
+from paceline.probe.snapshot import BLOCK_DTYPE
 
 S = 1_000_000_000
 FULL = {"level": "full"}
@@ -121,15 +122,13 @@ def test_a_report_survives_its_text() -> None:
 
 def view_of(*frames: tuple[int, int, int], finished: int = 0) -> PageView:
     """(flags, head entered, newest entered) of each frame, in seconds."""
-    table = np.zeros(len(frames), FRAME_DTYPE)
-    for frame, (flags, head_s, entered_s) in zip(table, frames, strict=True):
+    table = np.zeros(len(frames), BLOCK_DTYPE)
+    for frame, (flags, head_s, entered_s) in zip(table["frame"], frames, strict=True):
         frame["flags"], frame["entered_ns"] = flags, entered_s * S
         frame["head_round"], frame["head_entered_ns"] = int(head_s > 0), head_s * S
     process = np.zeros(1, PROCESS_DTYPE)[0]
     process["finished"] = finished
-    empty = np.zeros(0, FRAME_DTYPE)
-    index = np.zeros(0, np.intp)
-    return PageView(process, table, empty, empty, empty, index, empty, index, partial=False)
+    return PageView(process, bytearray(table.tobytes()))
 
 
 UNSEEN, CLOSED = int(FrameFlag.COMPLETION_UNOBSERVABLE), int(FrameFlag.CLOSED)

@@ -10,6 +10,7 @@ from paceline.agent.marks import apply_marks
 from paceline.agent.pages import PageView, view_of
 from paceline.contracts.codes import DType, Function, OpState, ReduceOp
 from paceline.contracts.layout import MARK_ROUND_BITS
+from paceline.probe._native import has_marks
 from paceline.probe.reader import PageReader
 from paceline.probe.writer import Page
 
@@ -45,8 +46,7 @@ def marked(view: PageView, arrive: int, leave: int, tag: int = TAG) -> PageView:
         tag + arrive,
         tag + leave,
     )
-    frames, rounds = apply_marks(view.frames, view.rounds)
-    return replace(view, frames=frames, rounds=rounds)
+    return replace(view, blocks=apply_marks(view.blocks))
 
 
 def states(view: PageView) -> list[int]:
@@ -114,4 +114,5 @@ def test_head_stays_where_its_successor_is_not_in_the_ring(page: Page) -> None:
 
 def test_frame_without_a_tag_is_left_alone(page: Page) -> None:
     view = view_with(page, 4, 1)
-    assert apply_marks(view.frames, view.rounds)[0] is view.frames
+    assert not has_marks(view.blocks)
+    assert apply_marks(view.blocks) == view.blocks

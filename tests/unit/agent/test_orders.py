@@ -14,36 +14,25 @@ from paceline.analysis.adapters.prefixes import read_line
 from paceline.analysis.facts import Line, Origin, Speaker
 from paceline.contracts.agent_socket import CommunicatorOpened, Hello
 from paceline.contracts.codes import Algorithm, OpKind, Source
-from paceline.contracts.dtypes import (
-    EDGE_DTYPE,
-    FRAME_DTYPE,
-    PEER_DTYPE,
-    PROCESS_DTYPE,
-    ROUND_DTYPE,
-    ROUND_TIMES_DTYPE,
-)
-from paceline.contracts.layout import ROUNDS_MAX
+from paceline.contracts.dtypes import PROCESS_DTYPE
 from paceline.contracts.registry import CommunicatorRecord, OrderPart
+from paceline.probe.snapshot import BLOCK_DTYPE
 
 KEY, NAME = ("j", "a"), "00000000000000ab"
 
 
 def view_of(rank: int, edges: list[tuple[int, int, int]], algorithm: Algorithm, p2p: int = 0) -> PageView:
     """One frame of four members with one round; `edges`: peer, group, direction."""
-    frame = np.zeros(1, FRAME_DTYPE)
+    table = np.zeros(1, BLOCK_DTYPE)
+    frame, entry, rows = table["frame"][0], table["rounds"][0, 0], table["edges"][0]
     values = {"comm": 0xAB, "nranks": 4, "comm_rank": rank, "context": 0xC0, "p2p_started": p2p}
     for name, value in {**values, "sources": Source.NCCL_PROFILER}.items():
         frame[name] = value
-    rounds = np.zeros((1, ROUNDS_MAX), ROUND_DTYPE)
-    rounds[0, 0]["entered_ns"], rounds[0, 0]["kind"] = 1, OpKind.COLLECTIVE
-    rounds[0, 0]["algorithm"] = algorithm
-    rows = np.zeros(len(edges), EDGE_DTYPE)
-    for at, (peer, group, direction) in enumerate(edges):
-        rows[at]["peer"], rows[at]["group"], rows[at]["direction"] = peer, group, direction
-    return PageView(
-        np.zeros(1, PROCESS_DTYPE)[0], frame, rounds, np.zeros((1, ROUNDS_MAX), ROUND_TIMES_DTYPE), rows,
-        np.zeros(len(rows), np.intp), np.zeros(0, PEER_DTYPE), np.zeros(0, np.intp), partial=False,
-    )  # fmt: skip
+    entry["entered_ns"], entry["kind"], entry["algorithm"] = 1, OpKind.COLLECTIVE, algorithm
+    rows["peer"] = -1
+    for row, (peer, group, direction) in zip(rows, edges, strict=False):
+        row["peer"], row["group"], row["direction"] = peer, group, direction
+    return PageView(np.zeros(1, PROCESS_DTYPE)[0], bytearray(table.tobytes()))
 
 
 def process_of(rank: int, view: PageView) -> Process:

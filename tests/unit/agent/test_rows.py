@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from paceline.agent.batches import merge_rows
 from paceline.agent.pages import PageFault, PageView, view_of
 from paceline.agent.rows import (
-    SLOT_LEVELS,
     Facts,
     RowMemory,
     RowPolicy,
     Suspicion,
-    ages_ms,
     find_suspicion,
     reduce_page,
 )
@@ -210,19 +208,18 @@ def test_old_head_is_suspect_until_the_communicator_is_closed(page: Page, slot: 
     assert find_suspicion(view(page), FACTS, now, POLICY) is not Suspicion.HEAD_OLD
 
 
-def test_ages_clamp_the_future_and_the_unknown() -> None:
-    stamps = np.array([0, 5 * S, 2**64 - 1, 10 * S], np.uint64)
-    assert ages_ms(10 * S, stamps).tolist() == [0, 5000, 0, 0]
-    assert ages_ms(2**63, np.array([1], np.uint64)).tolist() == [0xFFFFFFFF]
-
-
-def test_slot_levels_cover_the_ring() -> None:
-    assert [int(np.count_nonzero(level == SLOT_LEVELS)) for level in (255, 0, 4, 8, 12)] == [
-        128,
-        32,
-        32,
-        32,
-        32,
+def test_ages_clamp_the_future_and_the_unknown(page: Page, slot: int) -> None:
+    enter(page, slot)
+    seen = view(page)
+    process = seen.process.copy()
+    process["native_beat_ns"], process["python_beat_ns"], process["phase_entered_ns"] = 0, 2**64 - 1, 1
+    now = 2**63
+    rows = reduce_page(replace(seen, process=process), FACTS, RowMemory(), now, POLICY, detail=False).rows
+    row = rows[RowKind.PROCESS][0]
+    assert [int(row[name]) for name in ("native_age_ms", "python_age_ms", "phase_age_ms")] == [
+        0,
+        0,
+        2**32 - 1,
     ]
 
 
@@ -252,12 +249,8 @@ def _hostile_page(seed: int, frames: int) -> int:
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), frames=st.integers(0, 6), now=st.integers(0, 2**63))
 def test_hostile_page_gives_bounded_rows_of_the_admitted_rank(seed: int, frames: int, now: int) -> None:
-    fd = _hostile_page(seed, frames)
-    reader = PageReader(fd)
-    os.close(fd)
-    seen = view_of(reader.read())
-    reader.close()
-    assert len(seen.frames) == frames
+    seen = _read(_hostile_page(seed, frames))
+    assert len(seen.frames) == len(seen) == frames
     rows = reduce_page(seen, FACTS, RowMemory(), now, POLICY, detail=True).rows
     for table in rows.values():
         if table.dtype.names:
@@ -265,6 +258,15 @@ def test_hostile_page_gives_bounded_rows_of_the_admitted_rank(seed: int, frames:
     assert len(rows[RowKind.ROUND]) <= frames * (5 * 32 + POLICY.open_rounds_max + POLICY.recent_rounds_max)
     batch = Batch(BatchKind.FRAMES, "j", "a", "n", 0, 1, 1, now, now, merge_rows([rows]))
     assert decode_batch(encode_batch(batch)).rows.keys() <= ROW_DTYPES.keys()
+
+
+def _read(fd: int) -> PageView:
+    reader = PageReader(fd)
+    os.close(fd)
+    try:
+        return view_of(reader.read())
+    finally:
+        reader.close()
 
 
 def test_header_that_turns_into_something_else_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from paceline.probe import _native
 from paceline.probe.control import ControlPage
 from paceline.probe.errors import PageError
 from paceline.probe.reader import PageReader
+from tests.unit.probe.plain_reading import plain_blocks
 
 if TYPE_CHECKING:
     from tests.unit.probe.conftest import Probe
@@ -286,11 +287,8 @@ def test_random_damage_never_escapes(image: bytearray, memory: Callable[..., int
             _use_everything(reader)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_frames_of_noise_behind_good_locks_never_escape(
-    image: bytearray, memory: Callable[..., int], seed: int
-) -> None:
-    chance = random.Random(seed)
+def _noise_behind_good_locks(image: bytearray, chance: random.Random) -> bytearray:
+    """64 frames that are good as far as one looks, and noise in all the rest."""
     header = np.zeros(64, FRAME_DTYPE)
     block = bytearray(PAGE_BYTES)
     block[:FRAMES_OFFSET] = image[:FRAMES_OFFSET]
@@ -307,8 +305,19 @@ def test_frames_of_noise_behind_good_locks_never_escape(
         header["comm_rank"][slot] = 0
         start = FRAMES_OFFSET + slot * FRAME_STRIDE
         block[start : start + FRAME.size] = header[slot].tobytes()
-    reader = PageReader(memory(bytes(block)))
-    assert len(reader.read().frames) == 64
+    return block
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_behind_good_locks_is_read_as_plainly_as_can_be(
+    image: bytearray, memory: Callable[..., int], seed: int
+) -> None:
+    page = bytes(_noise_behind_good_locks(image, random.Random(seed)))
+    reader = PageReader(memory(page))
+    snapshot = reader.read()
+    assert (len(snapshot.frames), snapshot.faults) == (64, ())
+    assert snapshot.blocks == plain_blocks(page).tobytes()
+    assert reader.read(detail=False).blocks == snapshot.frames.tobytes()
     _use_everything(reader)
 
 

@@ -78,6 +78,8 @@ def build_header() -> str:
     for group in groups:
         lines += ["", f"enum {{ /* {group.__name__} */"]
         lines += [f"  PACELINE_{_snake(group.__name__)}_{member.name} = {member.value}," for member in group]
+        if group in ENUMS:
+            lines.append(f"  PACELINE_{_snake(group.__name__)}_LAST = {max(group).value},")
         lines.append("};")
     lines += [
         "",

@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.contracts.codes import OpState
-from paceline.contracts.dtypes import EDGE_DTYPE, PEER_DTYPE, ROUND_DTYPE, ROUND_TIMES_DTYPE
-from paceline.contracts.layout import KEPT_LEVELS, ROUNDS_KEPT_MAX, ROUNDS_NEWEST_MAX
+from paceline.contracts.dtypes import EDGE_DTYPE, FRAME_DTYPE, PEER_DTYPE, ROUND_DTYPE, ROUND_TIMES_DTYPE
+from paceline.contracts.layout import (
+    EDGES_IN_DETAIL,
+    EDGES_MAX,
+    FRAME,
+    KEPT_LEVELS,
+    PEERS_IN_DETAIL,
+    PEERS_MAX,
+    ROUND_TIMES_IN_DETAIL,
+    ROUNDS_IN_DETAIL,
+    ROUNDS_KEPT_MAX,
+    ROUNDS_MAX,
+    ROUNDS_NEWEST_MAX,
+)
 from paceline.probe.errors import PageError
 
 Records = npt.NDArray[np.void]
 Index = npt.NDArray[np.intp]
+
+# One communicator as it is copied: its frame and right behind it its detail block.
+BLOCK_DTYPE = np.dtype(
+    {
+        "names": ["frame", "rounds", "times", "edges", "peers"],
+        "formats": [
+            FRAME_DTYPE,
+            (ROUND_DTYPE, ROUNDS_MAX),
+            (ROUND_TIMES_DTYPE, ROUNDS_MAX),
+            (EDGE_DTYPE, EDGES_MAX),
+            (PEER_DTYPE, PEERS_MAX),
+        ],
+        "offsets": [
+            0,
+            FRAME.size + ROUNDS_IN_DETAIL,
+            FRAME.size + ROUND_TIMES_IN_DETAIL,
+            FRAME.size + EDGES_IN_DETAIL,
+            FRAME.size + PEERS_IN_DETAIL,
+        ],
+        "itemsize": FRAME.size + PEERS_IN_DETAIL + PEERS_MAX * PEER_DTYPE.itemsize,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +100,20 @@ class PageDetail:
     edge_frames: Index
     peers: Records  # used rows only
     peer_frames: Index
-    partial: npt.NDArray[np.bool_]  # (n,)
+
+    @classmethod
+    def of(cls, table: Records) -> PageDetail:
+        """Of a table (n,) of BLOCK_DTYPE whose unused rows the reader has made so."""
+        edges, peers = table["edges"], table["peers"]
+        used_edges, used_peers = edges["peer"] >= 0, (peers["posted"] != 0).any(axis=2)
+        return cls(
+            rounds=table["rounds"],
+            times=table["times"],
+            edges=edges[used_edges],
+            edge_frames=np.nonzero(used_edges)[0],
+            peers=peers[used_peers],
+            peer_frames=np.nonzero(used_peers)[0],
+        )
 
     @classmethod
     def none(cls, frames: int) -> PageDetail:
@@ -78,7 +126,6 @@ class PageDetail:
             edge_frames=nobody,
             peers=np.zeros(0, PEER_DTYPE),
             peer_frames=nobody,
-            partial=np.zeros(frames, bool),
         )
 
 
@@ -93,10 +140,24 @@ class PageSnapshot:
     """
 
     process: np.void
-    frames: Records
-    detail: PageDetail
+    blocks: bytearray  # n of BLOCK_DTYPE, or of FRAME_DTYPE where no detail was read
+    torn: bytes  # n: 1 where the detail was copied while written
     process_partial: bool
     faults: tuple[PageError, ...]  # frames that were refused, at most one per slot
+    has_detail: bool = True
+
+    @cached_property
+    def frames(self) -> Records:
+        if not self.has_detail:
+            return np.frombuffer(self.blocks, FRAME_DTYPE)
+        frames: Records = np.frombuffer(self.blocks, BLOCK_DTYPE)["frame"]
+        return frames
+
+    @cached_property
+    def detail(self) -> PageDetail:
+        if not self.has_detail:
+            return PageDetail.none(len(self.torn))
+        return PageDetail.of(np.frombuffer(self.blocks, BLOCK_DTYPE))
 
     @property
     def details(self) -> tuple[FrameDetail, ...]:
@@ -108,9 +169,9 @@ class PageSnapshot:
                 all_.times[at],
                 all_.peers[all_.peer_frames == at],
                 all_.edges[all_.edge_frames == at],
-                bool(all_.partial[at]),
+                bool(torn),
             )
-            for at in range(len(self.frames))
+            for at, torn in enumerate(self.torn)
         )
 
     def text(self, field: str) -> str:

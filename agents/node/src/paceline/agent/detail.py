@@ -10,7 +10,7 @@ from paceline.agent.pages import PageView
 from paceline.agent.processes import Process
 from paceline.agent.registry import JobKey
 from paceline.agent.settings import AgentSettings
-from paceline.contracts.codes import DetailLevel, FrameFlag
+from paceline.contracts.codes import DetailLevel
 from paceline.contracts.detail import DETAIL_S_MAX, KERNEL_EVENTS, LEVELS, STEP_EVENTS, DetailReport
 from paceline.runtime.logging import get_logger
 from paceline.runtime.metrics import count, gauge
@@ -81,19 +81,12 @@ def is_standing(view: PageView, now_ns: int, limit_ns: int) -> bool:
     Where no source shows completion, the last operation of every communicator looks open for ever: there only
     a process that has entered nothing at all meanwhile counts.
     """
-    frames = view.frames[(view.frames["flags"] & FrameFlag.CLOSED) == 0]
-    if len(frames) == 0 or view.process["finished"]:
+    if view.process["finished"]:
         return False
-    before_ns = max(now_ns - limit_ns, 0)
-    old = (
-        (frames["head_round"] > 0)
-        & (frames["head_entered_ns"] > 0)
-        & (frames["head_entered_ns"] <= before_ns)
-    )
-    seen = (frames["flags"] & FrameFlag.COMPLETION_UNOBSERVABLE) == 0
-    if (old & seen).any():
+    before_ns, heads = now_ns - limit_ns, view.heads
+    if 0 < heads.observed_round_ns <= before_ns:
         return True
-    return bool(old.any() and frames["entered_ns"].max() <= before_ns)
+    return 0 < heads.round_ns <= before_ns and heads.entered_ns <= before_ns
 
 
 def decide_own(rule: OwnRule, now_ns: int, policy: DetailPolicy, *, standing: bool) -> tuple[OwnRule, Why]:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 _RECORD = struct.Struct("<II")
 _CURSOR = struct.Struct("<QQ")
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 RECORD_BYTES_MAX = 1 << 20
 SEGMENTS_MIN = 4  # so that dropping the oldest segment never drops most of the ring
 
@@ -81,6 +82,7 @@ class DiskRing:
         self._segment_bytes_max = max(bytes_max // SEGMENTS_MIN - 1, 1)
         self._segments_max = SEGMENTS_MIN
         self._fd: int | None = None
+        self._cursor_fd: int | None = None
         self._segment = 0
         self._offset = 0
 
@@ -93,9 +95,10 @@ class DiskRing:
         self._roll(max(self._segments(), default=0) + 1)
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        self._close_segment()
+        if self._cursor_fd is not None:
+            os.close(self._cursor_fd)
+            self._cursor_fd = None
 
     def append(self, body: bytes) -> Position | None:
         """Where `body` now lies; None, counted, where it could not be written."""
@@ -145,7 +148,9 @@ class DiskRing:
 
     def save_cursor(self, position: Position) -> None:
         try:
-            (self._folder / "delivered").write_bytes(_CURSOR.pack(position.segment, position.offset))
+            if self._cursor_fd is None:
+                self._cursor_fd = os.open(self._folder / "delivered", _NEW_FILE, 0o600)
+            os.pwrite(self._cursor_fd, _CURSOR.pack(position.segment, position.offset), 0)
         except OSError:
             self.drops["ring_cursor"] += 1  # the next agent delivers some records twice
 
@@ -161,16 +166,20 @@ class DiskRing:
         except OSError:
             return
 
+    def _close_segment(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
     def _roll(self, segment: int) -> None:
-        self.close()
+        self._close_segment()
         for old in self._segments()[: -(self._segments_max - 1)]:
             try:
                 self._path(old).unlink()
             except OSError:
                 self.drops["ring_unlink"] += 1
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._fd = os.open(self._path(segment), flags, 0o600)
+            self._fd = os.open(self._path(segment), _NEW_FILE, 0o600)
         except OSError:
             return  # append counts and tries again
         self._segment, self._offset = segment, 0

@@ -209,7 +209,7 @@ class KernelLog:
         if self.position.boot != self._boot:
             self.position.boot, self.position.sequence = self._boot, -1
         is_first = self.position.sequence < 0
-        booted_unix_s = self._unix_s() - self._uptime_s()
+        booted_unix_s: float | None = None  # asked once there is a record: most polls find none
         for _ in range(RECORDS_MAX):
             try:
                 data = os.read(self._kmsg, RECORD_BYTES_MAX)
@@ -220,6 +220,8 @@ class KernelLog:
                 continue
             if not data:
                 return
+            if booted_unix_s is None:
+                booted_unix_s = self._unix_s() - self._uptime_s()
             record = parse_kmsg(data, self._boot, booted_unix_s)
             if record is None or record[0] <= self.position.sequence:
                 continue

@@ -11,30 +11,30 @@ import numpy.typing as npt
 
 from paceline.contracts.codes import OpKind, OpState
 from paceline.contracts.layout import MARK_ROUND_BITS
+from paceline.probe.snapshot import BLOCK_DTYPE
 
 Array = npt.NDArray[np.void]
 _ROUND_MASK = np.uint64((1 << MARK_ROUND_BITS) - 1)
 
 
-def apply_marks(frames: Array, rounds: Array) -> tuple[Array, Array]:
-    """Frames (n,) and their rings (n, 256), with rounds that the GPU is through with over, and those that it
-    has not come to not started.
+def apply_marks(blocks: bytearray) -> bytearray:
+    """Blocks of BLOCK_DTYPE with rounds that the GPU is through with over, and those that it has not come to
+    not started.
 
     Pure. A frame without a tag, and one whose marks contradict its rounds, stays as it is.
     """
+    blocks = blocks[:]
+    table = np.frombuffer(blocks, BLOCK_DTYPE)
+    frames, rounds = table["frame"], table["rounds"]
     tags = frames["gpu_tag"]
-    marked = np.flatnonzero((tags != 0) & ((tags & _ROUND_MASK) == 0))
-    if len(marked) == 0:
-        return frames, rounds
-    frames, rounds = frames.copy(), rounds.copy()
-    for at in marked:
+    for at in np.flatnonzero((tags != 0) & ((tags & _ROUND_MASK) == 0)):
         entered = int(frames["round"][at])
         come = _round_of(int(frames["gpu_arrive"][at]), int(tags[at]))
         left = _round_of(int(frames["gpu_leave"][at]), int(tags[at]))
         if left <= come <= entered:
             _place(rounds[at], come, left)
             _move_head(frames[at : at + 1], rounds[at], left)
-    return frames, rounds
+    return blocks
 
 
 def _round_of(mark: int, tag: int) -> int:

@@ -2,15 +2,17 @@
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.agent.marks import apply_marks
 from paceline.contracts.codes import DetailLevel
+from paceline.probe import _native
 from paceline.probe.errors import PageError
 from paceline.probe.reader import PageReader
-from paceline.probe.snapshot import PageSnapshot
+from paceline.probe.snapshot import BLOCK_DTYPE, PageDetail, PageSnapshot
 
 Array = npt.NDArray[np.void]
 Index = npt.NDArray[np.intp]
@@ -21,19 +23,69 @@ class PageFault(Exception):
 
 
 @dataclass(frozen=True)
+class Heads:
+    """When the oldest open operations of a process were entered, CLOCK_MONOTONIC ns; 0 = nothing open.
+
+    Closed communicators have no open rounds.
+    """
+
+    round_ns: int
+    observed_round_ns: int  # of those whose completion would be seen
+    message_ns: int
+    entered_ns: int  # the newest operation of all, open or not
+
+
+@dataclass(frozen=True)
 class PageView:
-    """Copies of everything in use. n frames; `edge_frames` and `peer_frames` index into them."""
+    """A copy of everything in use, n communicators; arrays of it are made when they are asked for.
+
+    `edge_frames` and `peer_frames` index into the frames.
+    """
 
     process: np.void  # one record of PROCESS_DTYPE
-    frames: Array  # (n,)
-    rounds: Array  # (n, 256)
-    round_times: Array  # (n, 256)
-    edges: Array
-    edge_frames: Index
-    peers: Array
-    peer_frames: Index
-    partial: bool  # the header was torn
+    blocks: bytearray  # n of BLOCK_DTYPE
+    partial: bool = False  # the header was torn
     faults: int = 0  # frames that were refused
+
+    def __len__(self) -> int:
+        return len(self.blocks) // BLOCK_DTYPE.itemsize
+
+    @cached_property
+    def heads(self) -> Heads:
+        return Heads(*_native.find_heads(self.blocks))
+
+    @cached_property
+    def frames(self) -> Array:  # (n,)
+        frames: Array = np.frombuffer(self.blocks, BLOCK_DTYPE)["frame"]
+        return frames
+
+    @property
+    def rounds(self) -> Array:  # (n, 256)
+        return self._detail.rounds
+
+    @property
+    def round_times(self) -> Array:  # (n, 256)
+        return self._detail.times
+
+    @property
+    def edges(self) -> Array:
+        return self._detail.edges
+
+    @property
+    def edge_frames(self) -> Index:
+        return self._detail.edge_frames
+
+    @property
+    def peers(self) -> Array:
+        return self._detail.peers
+
+    @property
+    def peer_frames(self) -> Index:
+        return self._detail.peer_frames
+
+    @cached_property
+    def _detail(self) -> PageDetail:
+        return PageDetail.of(np.frombuffer(self.blocks, BLOCK_DTYPE))
 
 
 class MappedPage:
@@ -75,17 +127,7 @@ def open_page(page_fd: int, control_fd: int) -> MappedPage:
 
 def view_of(snapshot: PageSnapshot) -> PageView:
     """The snapshot, as far as the GPUs themselves say."""
-    detail = snapshot.detail
-    frames, rounds = apply_marks(snapshot.frames, detail.rounds)
-    return PageView(
-        process=snapshot.process,
-        frames=frames,
-        rounds=rounds,
-        round_times=detail.times,
-        edges=detail.edges,
-        edge_frames=detail.edge_frames,
-        peers=detail.peers,
-        peer_frames=detail.peer_frames,
-        partial=snapshot.process_partial,
-        faults=len(snapshot.faults),
-    )
+    blocks = snapshot.blocks
+    if _native.has_marks(blocks):
+        blocks = apply_marks(blocks)
+    return PageView(snapshot.process, blocks, snapshot.process_partial, len(snapshot.faults))

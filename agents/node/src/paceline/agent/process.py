@@ -12,15 +12,15 @@ from pathlib import Path
 from paceline.contracts.codes import ProcessState
 
 _STATES = {
-    "R": ProcessState.RUNNING,
-    "S": ProcessState.SLEEPING,
-    "I": ProcessState.SLEEPING,
-    "D": ProcessState.DISK_SLEEP,
-    "T": ProcessState.STOPPED,
-    "t": ProcessState.TRACED,
-    "Z": ProcessState.ZOMBIE,
-    "X": ProcessState.GONE,
-    "x": ProcessState.GONE,
+    b"R": ProcessState.RUNNING,
+    b"S": ProcessState.SLEEPING,
+    b"I": ProcessState.SLEEPING,
+    b"D": ProcessState.DISK_SLEEP,
+    b"T": ProcessState.STOPPED,
+    b"t": ProcessState.TRACED,
+    b"Z": ProcessState.ZOMBIE,
+    b"X": ProcessState.GONE,
+    b"x": ProcessState.GONE,
 }
 # include/uapi/linux/pidfd.h: _IOWR(0xFF, 11, struct pidfd_info), 64 bytes in its first version;
 # PIDFD_INFO_EXIT (Linux 6.15) is answered after the process has been reaped.
@@ -28,6 +28,8 @@ _PIDFD_GET_INFO = 0xC040FF0B
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO_WORDS = 16
 _STAT_BYTES_MAX = 4096
+_STATUS_BYTES_MAX = 65536
+KEPT_MAX = 128  # processes whose files stay open: two descriptors each
 ENVIRONMENT_BYTES_MAX = 256 << 10
 
 
@@ -52,12 +54,18 @@ class ProcReader:
     def __init__(self, root: Path = Path("/proc"), ticks_per_s: int | None = None) -> None:
         self._root = root
         self._ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
+        self._kept: dict[int, dict[str, int]] = {}  # pid: descriptors by name
 
-    def read(self, pid: int) -> ProcessReading:
-        """State, times and switches of `pid`; UNREADABLE where the kernel's text makes no sense."""
+    def read(self, pid: int, *, keep: bool = False) -> ProcessReading:
+        """State, times and switches of `pid`; UNREADABLE where the kernel's text makes no sense.
+
+        `keep` leaves the files open for the next time, until `forget`: to open them costs twice as much as
+        to read them.
+        """
+        if keep and pid not in self._kept and len(self._kept) < KEPT_MAX:
+            self._kept[pid] = {}
         try:
-            with open(self._root / str(pid) / "stat", "rb") as file:
-                text = file.read(_STAT_BYTES_MAX)
+            text = self._read(pid, "stat", _STAT_BYTES_MAX)
         except (FileNotFoundError, ProcessLookupError):
             return GONE
         except OSError:
@@ -65,15 +73,20 @@ class ProcReader:
         # The command in parentheses may itself hold spaces and parentheses: split behind the last one.
         fields = text[text.rfind(b")") + 2 :].split()
         try:
-            state = _STATES.get(fields[0].decode(), ProcessState.UNKNOWN)
+            state = _STATES.get(fields[0], ProcessState.UNKNOWN)
             ticks = int(fields[11]) + int(fields[12])
             start = int(fields[19])
             status = int(fields[49]) if state is ProcessState.ZOMBIE and len(fields) > 49 else None
-        except (ValueError, IndexError, UnicodeDecodeError):
+        except (ValueError, IndexError):
             return UNREADABLE
         return ProcessReading(
             state, start, ticks * 1000 // self._ticks_per_s, self._switches(pid), self._trusted(pid, status)
         )
+
+    def forget(self, pid: int) -> None:
+        """Close what is open of `pid`."""
+        for descriptor in self._kept.pop(pid, {}).values():
+            os.close(descriptor)
 
     def describe(self, pid: int) -> str:
         """State, kernel function it waits in and system call, as far as they may be read; one line."""
@@ -104,7 +117,7 @@ class ProcReader:
 
     def _trusted(self, pid: int, status: int | None) -> int | None:
         # Without permission the kernel prints 0 for field 52, which would read as a clean exit.
-        if status:
+        if status is None or status:
             return status
         uid = self._status_line(pid, b"Uid:").split()[:1]
         allowed = os.geteuid() == 0 or uid == [str(os.geteuid()).encode()]
@@ -112,13 +125,28 @@ class ProcReader:
 
     def _status_line(self, pid: int, name: bytes) -> bytes:
         try:
-            with open(self._root / str(pid) / "status", "rb") as file:
-                for line in file.read(65536).splitlines():
-                    if line.startswith(name):
-                        return line[len(name) :].strip()
+            text = b"\n" + self._read(pid, "status", _STATUS_BYTES_MAX)
         except OSError:
-            pass
-        return b""
+            return b""
+        _, found, rest = text.partition(b"\n" + name)
+        return rest.partition(b"\n")[0].strip() if found else b""
+
+    def _read(self, pid: int, name: str, bytes_max: int) -> bytes:
+        kept = self._kept.get(pid)
+        if kept is not None and name in kept:
+            try:
+                return os.pread(kept[name], bytes_max, 0)
+            except ProcessLookupError:
+                self.forget(pid)  # that process is gone; another may have its number
+                kept = None
+        descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        if kept is not None:
+            kept[name] = descriptor
+            return os.pread(descriptor, bytes_max, 0)
+        try:
+            return os.read(descriptor, bytes_max)
+        finally:
+            os.close(descriptor)
 
 
 def open_pidfd(pid: int) -> int | None:

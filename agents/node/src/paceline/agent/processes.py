@@ -91,7 +91,7 @@ class Process:
         """Take a new reading of `/proc`; whether the process still lives."""
         if self.pid == 0:
             return True
-        reading = proc.read(self.pid)
+        reading = proc.read(self.pid, keep=True)
         reused = self.hello.pid_start and reading.start_ticks and reading.start_ticks != self.hello.pid_start
         if reading.state is ProcessState.ZOMBIE and not reused:
             self.wait_status = reading.wait_status

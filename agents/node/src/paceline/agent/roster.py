@@ -130,7 +130,8 @@ class Roster:
         self._look_for_cancel(job)
 
     def release(self, process: Process) -> None:
-        """Give up the page, the pidfd and the connection of a process."""
+        """Give up the page, the descriptors and the connection of a process."""
+        self._proc.forget(process.pid)
         if process.page is not None:
             process.page.close()
             process.page = None

@@ -33,15 +33,20 @@ class RosterFile:
 
     def __init__(self, path: Path) -> None:
         self.file = StateFile(path)
+        self._saved: list[tuple[Hello, int, int, float]] | None = None
 
     def save(self, roster: Roster) -> None:
         """Write the living processes that the agent can see, if they changed."""
-        saved = [
-            SavedProcess(p.hello, p.uid, p.pid, roster.jobs[p.key].started_unix_s)
+        living = [
+            (p.hello, p.uid, p.pid, roster.jobs[p.key].started_unix_s)
             for p in roster.processes.values()
             if p.exit is None and p.pid
         ]
-        self.file.write(_ADAPTER.dump_json(saved))
+        if living == self._saved:  # at once: they are the same objects
+            return
+        failures = self.file.failures
+        self.file.write(_ADAPTER.dump_json([SavedProcess(*process) for process in living]))
+        self._saved = living if self.file.failures == failures else None
 
     def restore(self, roster: Roster, processes_max: int) -> int:
         """Enter what an earlier agent observed, without pages; returns how many."""
