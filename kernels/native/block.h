@@ -33,8 +33,12 @@ static_assert(offsetof(Block, edges) == sizeof(Frame) + PACELINE_EDGES_IN_DETAIL
 static_assert(offsetof(Block, peers) == sizeof(Frame) + PACELINE_PEERS_IN_DETAIL, "peers");
 static_assert(kDetailBytes <= PACELINE_DETAIL_STRIDE, "a detail block holds its peers");
 
+constexpr size_t kPeersBytes = sizeof(Block::peers);
+
 // Unused rows as the reader leaves them; a writer's may be out of range as well.
 inline bool is_used(const Edge& edge) { return edge.peer >= 0; }
 inline bool is_used(const Peer& row) { return row.posted[0] != 0 || row.posted[1] != 0; }
+// Most communicators never see a message: none of their peer rows is used then, nor worth a look.
+inline uint32_t peers_in_use(const Frame& frame) { return frame.p2p_started > 0 ? PACELINE_PEERS_MAX : 0; }
 
 }  // namespace paceline

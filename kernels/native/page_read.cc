@@ -1,6 +1,7 @@
 // `Mapping.read`: a whole page in one call, every code within its vocabulary and every rank within its
 // communicator. The page is hostile; what is no frame is refused by name, and the time is bounded.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "block.h"
@@ -64,7 +65,8 @@ void clean_detail(Block* block) {
   for (auto& edge : block->edges) {
     if (edge.peer >= ranks || edge.group > 2 || edge.direction > 1) edge.peer = kNobody;
   }
-  for (auto& row : block->peers) {
+  for (uint32_t at = 0; at < peers_in_use(block->frame); at++) {
+    Peer& row = block->peers[at];
     if (row.peer < kAnySource || row.peer == kNobody || row.peer >= ranks) row.posted[0] = row.posted[1] = 0;
   }
 }
@@ -132,7 +134,10 @@ class PageCopy {
     const uint64_t frame = frame_at(slot), lock = frame + offsetof(Frame, lock);
     const uint64_t behind = PACELINE_DETAIL_OFFSET + static_cast<uint64_t>(slot) * PACELINE_DETAIL_STRIDE;
     const uint64_t tries = torn_ >= kTornMax ? kTriesHurried : kTriesMax;
-    const Range both[2] = {{frame, sizeof(target->frame)}, {behind, detail ? kDetailBytes : 0}};
+    // Read before the copy: a first message that comes between them waits for the next reading.
+    const bool peers = get(reinterpret_cast<const Frame*>(mapping_->address + frame)->p2p_started) > 0;
+    const uint64_t length = peers ? kDetailBytes : kDetailBytes - kPeersBytes;
+    const Range both[2] = {{frame, sizeof(target->frame)}, {behind, detail ? length : 0}};
     char* bytes = reinterpret_cast<char*>(target);
     bool whole = copy_locked(mapping_, lock, both, bytes, tries), frame_whole = whole;
     if (!whole && detail) {
@@ -143,6 +148,7 @@ class PageCopy {
     torn_ += !whole;
     if (!check_frame(target->frame, slot, faults)) return Copied::kRefused;
     clean_frame(&target->frame, frame_whole);
+    if (detail && !peers) memset(target->peers, 0, kPeersBytes);
     if (detail) clean_detail(target);
     return whole ? Copied::kWhole : Copied::kTorn;
   }

@@ -226,7 +226,8 @@ void add_edges(const Block& block, uint32_t rank, uint64_t wanted, std::vector<E
 }
 
 void add_peers(const Block& block, uint32_t rank, const Sample& sample, std::vector<PeerRow>* rows) {
-  for (const Peer& peer : block.peers) {
+  for (uint32_t place = 0; place < peers_in_use(block.frame); place++) {
+    const Peer& peer = block.peers[place];
     if (!is_used(peer)) continue;
     PeerRow row{};
     put_identity(&row, block.frame, rank);
@@ -255,7 +256,9 @@ uint32_t waited_ms(const Block* blocks, size_t count) {
       if (is_collective(block->rounds[place])) total_ns = std::max(total_ns, block->times[place].total_ns);
     }
     collectives_ns += total_ns;
-    for (const Peer& peer : block->peers) receives_ns += is_used(peer) ? peer.total_ns[1] : 0;
+    for (uint32_t place = 0; place < peers_in_use(block->frame); place++) {
+      if (is_used(block->peers[place])) receives_ns += block->peers[place].total_ns[1];
+    }
   }
   return static_cast<uint32_t>((Wide{collectives_ns} + receives_ns) / kNsPerMs);
 }
@@ -387,7 +390,8 @@ PyObject* find_heads(PyObject*, PyObject* object) {
       if ((frame.flags & PACELINE_FRAME_FLAG_COMPLETION_UNOBSERVABLE) == 0) observed_ns = older(observed_ns, head);
       entered_ns = std::max(entered_ns, frame.entered_ns);
     }
-    for (const Peer& peer : block->peers) {
+    for (uint32_t place = 0; place < peers_in_use(frame); place++) {
+      const Peer& peer = block->peers[place];
       for (int at = 0; is_used(peer) && at < 2; at++) {
         if (peer.head_seq[at] > 0) peer_ns = older(peer_ns, peer.head_entered_ns[at]);
       }

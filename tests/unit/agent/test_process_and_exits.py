@@ -1,6 +1,7 @@
 """`/proc` from a fake root, exit statuses, and how jobs end."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline.agent import process
 from paceline.agent.exits import Ended, Exit, explain_exit, is_cancelled, judge_end
 from paceline.agent.process import ProcReader, exit_code_of, open_pidfd, read_exit_status
 from paceline.contracts.codes import ExitKind, ProcessState
@@ -83,6 +85,42 @@ def test_innermost_pid(tmp_path: Path) -> None:
     lay_out(tmp_path, 10, "S")
     assert ProcReader(tmp_path).innermost_pid(10) == 7
     assert ProcReader(tmp_path).innermost_pid(11) is None
+
+
+def test_kept_files_show_what_is_new_and_the_end() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    reader, before = ProcReader(), _descriptors()
+    first = reader.read(child.pid, keep=True)
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    second = reader.read(child.pid, keep=True)
+    assert (first.start_ticks, second.state) == (second.start_ticks, ProcessState.STOPPED)
+    assert _descriptors() == before + 2
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert reader.read(child.pid, keep=True).state is ProcessState.ZOMBIE
+    child.wait()
+    assert child.stdin is not None
+    child.stdin.close()
+    assert reader.read(child.pid, keep=True).state is ProcessState.GONE
+    reader.forget(child.pid)
+    assert _descriptors() == before - 1  # the pipe
+
+
+def test_kept_files_are_closed_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "KEPT_MAX", 1)
+    reader, before = ProcReader(tmp_path), _descriptors()
+    for pid in (10, 11):
+        lay_out(tmp_path, pid, "S")
+        assert reader.read(pid, keep=True).state is ProcessState.SLEEPING
+    assert _descriptors() == before + 2
+    reader.forget(10)
+    reader.forget(10)
+    assert _descriptors() == before
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def test_exit_status_of_a_reaped_process() -> None:

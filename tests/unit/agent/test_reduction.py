@@ -11,7 +11,7 @@ from paceline.agent.detail import is_standing
 from paceline.agent.pages import PageView
 from paceline.agent.rows import Facts, RowMemory, RowPolicy, find_suspicion, reduce_page
 from paceline.contracts.codes import ExitKind, ProcessState
-from paceline.contracts.dtypes import PROCESS_DTYPE
+from paceline.contracts.dtypes import PEER_DTYPE, PROCESS_DTYPE
 from paceline.probe import _native
 from paceline.probe.snapshot import BLOCK_DTYPE
 from tests.unit.agent.plain_rows import plain_reduction, plain_standing, plain_suspicion
@@ -53,6 +53,8 @@ class Chance:
         for name in ("posted", "completed", "head_seq", "head_signature", "head_issue"):
             peers[name] = self.some(0, 2, (*peers.shape, 2))
         peers["head_entered_ns"] = self.stamps((*peers.shape, 2))
+        table["frame"]["p2p_started"] = self.some(0, 2, count)
+        peers[table["frame"]["p2p_started"] == 0] = np.zeros(1, PEER_DTYPE)[0]
         return PageView(header[0], bytearray(table.tobytes()), bool(self.some(0, 2, 1)[0]))
 
     def _fill_frames(self, frames: Any) -> None:

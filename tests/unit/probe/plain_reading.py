@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from paceline.contracts import codes
 from paceline.contracts.codes import FrameFlag
+from paceline.contracts.dtypes import PEER_DTYPE
 from paceline.contracts.layout import (
     COMMUNICATORS_MAX,
     DETAIL_OFFSET,
@@ -48,6 +49,7 @@ def plain_blocks(page: bytes) -> Records:
     edges["peer"][unusable] = -1
     usable = (peers["peer"] == -2) | ((peers["peer"] >= 0) & (peers["peer"] < nranks))
     peers["posted"][~usable] = 0
+    peers[frames["p2p_started"] == 0] = np.zeros(1, PEER_DTYPE)[0]
     return table
 
 

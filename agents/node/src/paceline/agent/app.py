@@ -30,6 +30,7 @@ from paceline.runtime.logging import get_logger
 from paceline.runtime.metrics import count, gauge
 
 log = get_logger(__name__)
+METRICS_PERIOD_NS = 5_000_000_000  # far below what a scraper waits between two looks
 
 
 class AgentApp:
@@ -82,6 +83,7 @@ class AgentApp:
         self._tasks = BackgroundTasks()
         self._told: Counter[str] = Counter()
         self._repeated_ns = clock.monotonic_ns()
+        self._measured_ns = 0
         self._started = False
 
     @property
@@ -150,7 +152,8 @@ class AgentApp:
 
     async def _sample(self) -> None:
         interval_ns = int(self._settings.interval_s * 1e9)
-        next_ns = self._clock.monotonic_ns()
+        # On full intervals, as other watchers: what is due at one instant costs one wake-up.
+        next_ns = self._clock.monotonic_ns() // interval_ns * interval_ns
         while True:
             self.sampler.sample_all()
             self.supervisors.refresh()
@@ -162,7 +165,7 @@ class AgentApp:
             self._deliverer.wake()
             self._tell_metrics()
             # A late sample does not make the following ones come in a burst.
-            next_ns = max(next_ns + interval_ns, self._clock.monotonic_ns())
+            next_ns = max(next_ns + interval_ns, self._clock.monotonic_ns() // interval_ns * interval_ns)
             await self._clock.sleep((next_ns - self._clock.monotonic_ns()) / 1e9)
 
     async def _look_at_orders(self) -> None:
@@ -225,6 +228,10 @@ class AgentApp:
                 self._outbox.repeat(job)
 
     def _tell_metrics(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._measured_ns < METRICS_PERIOD_NS:
+            return
+        self._measured_ns = now_ns
         for reason, total in self.drops.items():
             if total > self._told[f"drop {reason}"]:
                 count("paceline.agent.dropped", total - self._told[f"drop {reason}"], reason=reason)

@@ -43,7 +43,8 @@ def merge_rows(parts: Sequence[Mapping[RowKind, Rows]]) -> dict[RowKind, Rows]:
     for kind, dtype in ROW_DTYPES.items():
         found = [part[kind] for part in parts if kind in part and len(part[kind])]
         if found:
-            merged[kind] = np.concatenate(found, dtype=dtype)
+            # As bytes: field by field takes ten times as long.
+            merged[kind] = np.concatenate([table.view(f"V{dtype.itemsize}") for table in found]).view(dtype)
     return merged
 
 

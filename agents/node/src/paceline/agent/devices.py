@@ -153,7 +153,7 @@ class Devices:
             if self._kernel.source != said:
                 said = self._kernel.source
                 log.info("kernel_log", source=said or "not readable: Xid come from NVML alone")
-            await self._clock.sleep(KERNEL_POLL_S)
+            await self._clock.sleep(KERNEL_POLL_S - self._clock.monotonic_ns() / 1e9 % KERNEL_POLL_S)
 
     async def _watch_ports(self) -> None:
         reader = Aside(lambda: read_ports(self._root))

@@ -33,15 +33,22 @@ class KafkaPublisher:
 
     async def publish(self, records: Sequence[Event | Frame]) -> None:
         """See `delivery.Publisher`."""
-        results = await asyncio.gather(*map(self._send, records), return_exceptions=True)
-        errors = [error for error in results if isinstance(error, BaseException)]
-        for error in errors:
-            if not isinstance(error, KafkaUnavailable | ValueError):
-                raise error
+        if len(records) == 1:  # a sample of one job: no task of its own
+            results = [await self._outcome(records[0])]
+        else:
+            results = await asyncio.gather(*map(self._outcome, records))
+        errors = [error for error in results if error is not None]
         if any(isinstance(error, KafkaUnavailable) for error in errors):
             raise PublishError(str(errors[0]))
         if errors:
             raise PublishRejected(str(errors[0]))
+
+    async def _outcome(self, record: Event | Frame) -> KafkaUnavailable | ValueError | None:
+        try:
+            await self._send(record)
+        except (KafkaUnavailable, ValueError) as error:
+            return error
+        return None
 
     async def _send(self, record: Event | Frame) -> None:
         if isinstance(record, Frame):
