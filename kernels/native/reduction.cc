@@ -1,7 +1,7 @@
 // From the blocks of one page, as `Mapping.read` has copied and cleaned them, to the rows of a record. Pure.
 //
 // One pass over what a process holds in place of some fifty of numpy: at one sample a second code and data are
-// no longer in the caches, and a pass costs what it touches (docs/adr/0039-native-sample.md).
+// no longer in the caches, and a pass costs what it touches (docs/adr/0007-native-binding.md).
 #include <algorithm>
 #include <new>
 #include <vector>

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,7 @@ class PageFault(Exception):
     """The page is not one, or cannot be read any more; it is given up."""
 
 
-@dataclass(frozen=True)
-class Heads:
+class Heads(NamedTuple):
     """When the oldest open operations of a process were entered, CLOCK_MONOTONIC ns; 0 = nothing open.
 
     Closed communicators have no open rounds.

@@ -2,7 +2,7 @@
 
 Ages are durations on this machine's CLOCK_MONOTONIC at the instant of the sample. The rank is the
 one that was admitted over the socket, whatever the page says. The rows themselves are made by
-kernels/native/reduction.cc, in one call for each process (docs/adr/0039-native-sample.md).
+kernels/native/reduction.cc, in one call for each process (docs/adr/0007-native-binding.md).
 """
 
 from collections.abc import Mapping

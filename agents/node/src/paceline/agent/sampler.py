@@ -10,7 +10,7 @@ from paceline.agent.pages import PageFault
 from paceline.agent.processes import Process
 from paceline.agent.registry import LocalJob
 from paceline.agent.roster import Roster
-from paceline.agent.rows import RowPolicy, Suspicion, find_suspicion, pageless_row, reduce_page
+from paceline.agent.rows import Facts, RowPolicy, Suspicion, find_suspicion, pageless_row, reduce_page
 from paceline.agent.settings import AgentSettings
 from paceline.contracts.batch import BatchFlag, RowKind, Rows
 from paceline.contracts.codes import ProcessState
@@ -71,10 +71,14 @@ class Sampler:
         """Read and publish one job now; `last` is a process whose page is read for the last time."""
         now_ns = self._clock.monotonic_ns()
         processes = self._roster.of_job(job.key)
-        suspicions = [self._read(process, now_ns) for process in processes]
+        facts = [process.facts for process in processes]
+        suspicions = [self._read(*each, now_ns) for each in zip(processes, facts, strict=True)]
         self.detail.update(job.key, processes, now_ns)
         detail = any(suspicion is not Suspicion.NONE for suspicion in suspicions)
-        parts = [self._rows_of(process, now_ns, detail, process is last) for process in processes]
+        parts = [
+            self._rows_of(process, known, now_ns, detail, process is last)
+            for process, known in zip(processes, facts, strict=True)
+        ]
         self._note_running(job, parts)
         is_news = last is not None or any(process.exit is None for process in processes)
         rows = merge_rows(parts)
@@ -85,13 +89,13 @@ class Sampler:
         """The page of a process that has just ended: final rows, then it is released."""
         job = self._roster.jobs[process.key]
         now_ns = self._clock.monotonic_ns()
-        self._read(process, now_ns)
+        self._read(process, process.facts, now_ns)
         process.conclude()
         self.sample(job, last=process)
         self._roster.release(process)
         process.view = None  # 45 kB for each communicator
 
-    def _read(self, process: Process, now_ns: int) -> Suspicion:
+    def _read(self, process: Process, facts: Facts, now_ns: int) -> Suspicion:
         """Take a new snapshot where there is a page; why the process is to be looked at closely."""
         if process.page is None:
             stopped = process.exit is None and process.reading.state is ProcessState.STOPPED
@@ -106,16 +110,16 @@ class Sampler:
             process.page = None
             return Suspicion.NONE
         self.pages_read += 1
-        return find_suspicion(process.view, process.facts, now_ns, self._policy)
+        return find_suspicion(process.view, facts, now_ns, self._policy)
 
-    def _rows_of(self, process: Process, now_ns: int, detail: bool, last: bool) -> Mapping[RowKind, Rows]:
+    def _rows_of(
+        self, process: Process, facts: Facts, now_ns: int, detail: bool, last: bool
+    ) -> Mapping[RowKind, Rows]:
         """Rows from the page; of an ended process its last states, else what `/proc` says."""
         if process.page is None or process.view is None:
             return self._kept.get(process) or self._pageless(process, now_ns)
         process.pageless_ns = None
-        reduction = reduce_page(
-            process.view, process.facts, process.memory, now_ns, self._policy, detail=detail
-        )
+        reduction = reduce_page(process.view, facts, process.memory, now_ns, self._policy, detail=detail)
         process.memory = reduction.memory
         if last:
             kinds = (RowKind.PROCESS, RowKind.STATE)
