@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from paceline.agent.batches import Sample, encode_sample, merge_rows
 from paceline.agent.delivery import FRAME_DROPS
@@ -10,7 +11,15 @@ from paceline.agent.pages import PageFault
 from paceline.agent.processes import Process
 from paceline.agent.registry import LocalJob
 from paceline.agent.roster import Roster
-from paceline.agent.rows import Facts, RowPolicy, Suspicion, find_suspicion, pageless_row, reduce_page
+from paceline.agent.rows import (
+    Facts,
+    Reduction,
+    RowPolicy,
+    Suspicion,
+    find_suspicion,
+    pageless_row,
+    reduce_page,
+)
 from paceline.agent.settings import AgentSettings
 from paceline.contracts.batch import BatchFlag, RowKind, Rows
 from paceline.contracts.codes import ProcessState
@@ -24,6 +33,14 @@ INVISIBLE_GONE_S = 10.0
 # The longest pause between two attempts of a process to find its agent (probe.connection), doubled.
 REHELLO_S_MAX = 15.0
 PushFrame = Callable[[str, bytes], None]  # Kafka key, value
+
+
+@dataclass(frozen=True)
+class Look:
+    """One process as a sample first sees it; reduced at once where nothing is to be looked at closely."""
+
+    suspicion: Suspicion
+    reduction: Reduction | None = None
 
 
 class Sampler:
@@ -72,12 +89,12 @@ class Sampler:
         now_ns = self._clock.monotonic_ns()
         processes = self._roster.of_job(job.key)
         facts = [process.facts for process in processes]
-        suspicions = [self._read(*each, now_ns) for each in zip(processes, facts, strict=True)]
+        looks = [self._look(*each, now_ns) for each in zip(processes, facts, strict=True)]
         self.detail.update(job.key, processes, now_ns)
-        detail = any(suspicion is not Suspicion.NONE for suspicion in suspicions)
+        detail = any(look.suspicion is not Suspicion.NONE for look in looks)
         parts = [
-            self._rows_of(process, known, now_ns, detail, process is last)
-            for process, known in zip(processes, facts, strict=True)
+            self._rows_of(process, known, look, now_ns, detail, process is last)
+            for process, known, look in zip(processes, facts, looks, strict=True)
         ]
         self._note_running(job, parts)
         is_news = last is not None or any(process.exit is None for process in processes)
@@ -89,17 +106,17 @@ class Sampler:
         """The page of a process that has just ended: final rows, then it is released."""
         job = self._roster.jobs[process.key]
         now_ns = self._clock.monotonic_ns()
-        self._read(process, process.facts, now_ns)
+        self._look(process, process.facts, now_ns)
         process.conclude()
         self.sample(job, last=process)
         self._roster.release(process)
         process.view = None  # 45 kB for each communicator
 
-    def _read(self, process: Process, facts: Facts, now_ns: int) -> Suspicion:
-        """Take a new snapshot where there is a page; why the process is to be looked at closely."""
+    def _look(self, process: Process, facts: Facts, now_ns: int) -> Look:
+        """Take a new snapshot where there is a page, and reduce it while it is in the caches."""
         if process.page is None:
             stopped = process.exit is None and process.reading.state is ProcessState.STOPPED
-            return Suspicion.STOPPED if stopped else Suspicion.NONE
+            return Look(Suspicion.STOPPED if stopped else Suspicion.NONE)
         try:
             process.page.beat()
             process.view = process.page.read()
@@ -108,18 +125,24 @@ class Sampler:
             log.warning("page_given_up", job=process.key[0], rank=process.rank, reason=str(error))
             process.page.close()
             process.page = None
-            return Suspicion.NONE
+            return Look(Suspicion.NONE)
         self.pages_read += 1
-        return find_suspicion(process.view, facts, now_ns, self._policy)
+        suspicion = find_suspicion(process.view, facts, now_ns, self._policy)
+        reduction = None
+        if suspicion is Suspicion.NONE:
+            reduction = reduce_page(process.view, facts, process.memory, now_ns, self._policy, detail=False)
+        return Look(suspicion, reduction)
 
     def _rows_of(
-        self, process: Process, facts: Facts, now_ns: int, detail: bool, last: bool
+        self, process: Process, facts: Facts, look: Look, now_ns: int, detail: bool, last: bool
     ) -> Mapping[RowKind, Rows]:
         """Rows from the page; of an ended process its last states, else what `/proc` says."""
         if process.page is None or process.view is None:
             return self._kept.get(process) or self._pageless(process, now_ns)
         process.pageless_ns = None
-        reduction = reduce_page(process.view, facts, process.memory, now_ns, self._policy, detail=detail)
+        reduction = look.reduction
+        if detail or reduction is None:
+            reduction = reduce_page(process.view, facts, process.memory, now_ns, self._policy, detail=detail)
         process.memory = reduction.memory
         if last:
             kinds = (RowKind.PROCESS, RowKind.STATE)
