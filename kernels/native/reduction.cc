@@ -85,7 +85,8 @@ StateRow state_of(const Block& block, const Process& header, uint32_t rank, cons
   row.send_count = frame.send_count;
   row.recv_count = frame.recv_count;
   row.open_ops = static_cast<uint16_t>(std::min<uint32_t>(frame.open_ops, UINT16_MAX));
-  row.flags = static_cast<uint16_t>(frame.flags);
+  row.flags = static_cast<uint16_t>(frame.flags & ~uint32_t{PACELINE_FRAME_FLAG_KERNEL_STARTED});
+  if (frame.kernels_started > 0) row.flags |= PACELINE_FRAME_FLAG_KERNEL_STARTED;
   row.function = frame.function;
   row.dtype = frame.dtype;
   row.reduce_op = frame.reduce_op;

@@ -153,7 +153,8 @@ def _state_rows(view: PageView, facts: Facts, now_ns: int) -> Rows:
         rows[name] = frames[name]
     rows["entered"] = frames["round"]
     rows["open_ops"] = np.minimum(frames["open_ops"], 0xFFFF)
-    rows["flags"] = frames["flags"] & 0xFFFF
+    rows["flags"] = frames["flags"] & (0xFFFF - FrameFlag.KERNEL_STARTED.value)
+    rows["flags"][frames["kernels_started"] > 0] |= np.uint16(FrameFlag.KERNEL_STARTED)
     heads = np.where(frames["head_round"] > 0, frames["head_entered_ns"], 0)
     rows["head_age_ms"] = ages_ms(now_ns, heads.astype(np.uint64))
     progress = frames["progress_ns"].astype(np.uint64)

@@ -17,14 +17,8 @@ from paceline.analysis.adapters.nccl_graph import read_graphs
 from paceline.analysis.orders import EVERY, Known
 from paceline.contracts.agent_socket import Hello
 from paceline.contracts.codes import Source
-from paceline.contracts.dtypes import (
-    EDGE_DTYPE,
-    FRAME_DTYPE,
-    PEER_DTYPE,
-    PROCESS_DTYPE,
-    ROUND_DTYPE,
-    ROUND_TIMES_DTYPE,
-)
+from paceline.contracts.dtypes import PROCESS_DTYPE
+from paceline.probe.snapshot import BLOCK_DTYPE
 from tests.unit.analysis.nccl_dumps import graphs_xml, topology_xml
 
 BOOT_S, START_S, WRITTEN_S = 1_700_000_000, 1_700_000_100, 1_700_000_130
@@ -135,18 +129,15 @@ def test_what_is_no_dump_is_counted_once(
 
 def view_of(*comms: tuple[int, int, int], age_s: float = 1.0, dropped: int = 0, nodes: int = 0) -> PageView:
     """Frames of (communicator, rank, size)."""
-    frames = np.zeros(len(comms), FRAME_DTYPE)
+    table = np.zeros(len(comms), BLOCK_DTYPE)
+    table["edges"]["peer"], frames = -1, table["frame"]
     for at, (comm, rank, size) in enumerate(comms):
         frames[at]["comm"], frames[at]["comm_rank"], frames[at]["nranks"] = comm, rank, size
         frames[at]["nnodes"], frames[at]["sources"] = nodes, Source.NCCL_PROFILER
     process = np.zeros(1, PROCESS_DTYPE)
     process["created_ns"], process["native_beat_ns"] = 1e9, 1e9 + age_s * 1e9
     process["communicators_dropped"] = dropped
-    rows = np.zeros((len(comms), 1), ROUND_DTYPE), np.zeros((len(comms), 1), ROUND_TIMES_DTYPE)
-    nobody = np.zeros(0, np.intp)
-    return PageView(
-        process[0], frames, *rows, np.zeros(0, EDGE_DTYPE), nobody, np.zeros(0, PEER_DTYPE), nobody, False
-    )
+    return PageView(process[0], bytearray(table.tobytes()))
 
 
 def process_of(view: PageView, writer: int = 0) -> Process:

@@ -63,7 +63,15 @@ class Chance:
         frames["flags"], frames["sources"] = self.some(0, 1 << 17, shape), 2
         for name in ("progress_ns", "head_entered_ns", "entered_ns"):
             frames[name] = self.stamps(shape)
-        for name in ("round", "completed", "head_round", "send_count", "function", "state"):
+        for name in (
+            "round",
+            "completed",
+            "head_round",
+            "send_count",
+            "function",
+            "state",
+            "kernels_started",
+        ):
             frames[name] = self.some(0, 9, shape)
         frames["open_ops"], frames["peer"] = self.some(0, 1 << 20, shape), self.some(-2, 4, shape)
         for name in ("send_state", "recv_state"):
