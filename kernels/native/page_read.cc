@@ -235,7 +235,8 @@ PyObject* mapping_read(PyObject* self, Arguments arguments, Py_ssize_t count) {
     }
     torn = PyBytes_FromStringAndSize(torn_bytes, taken);
     refused = list_of(faults);
-    if (torn != nullptr && refused != nullptr && PyByteArray_Resize(blocks, static_cast<Py_ssize_t>(stride) * taken) == 0) {
+    const auto bytes = static_cast<Py_ssize_t>(stride) * taken;
+    if (torn != nullptr && refused != nullptr && PyByteArray_Resize(blocks, bytes) == 0) {
       result = PyTuple_Pack(5, header, whole ? Py_True : Py_False, blocks, torn, refused);
     }
   }

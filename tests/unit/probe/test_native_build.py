@@ -25,7 +25,7 @@ def test_sources_compile_without_a_warning(compiler: str) -> None:
         assert compiler != "g++", "g++ is part of the toolchain this project needs"
         pytest.skip(f"{compiler} is not installed")
     command = [compiler, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", *HARMLESS]
-    includes = [f"-I{ROOT}/kernels/{folder}" for folder in ("include", "native", "nccl")]
+    includes = [f"-I{ROOT}/kernels/{folder}" for folder in ("include", "native", "nccl", "nccl_shim")]
     includes.append(f"-I{sysconfig.get_path('include')}")
     done = subprocess.run(
         [*command, "-DPy_LIMITED_API=0x030A0000", *includes, *map(str, SOURCES)],
