@@ -228,6 +228,9 @@ class AgentApp:
                 self._outbox.repeat(job)
 
     def _tell_metrics(self) -> None:
+        count("paceline.agent.samples", self.sampler.samples - self._told["samples"])
+        count("paceline.agent.bytes", self.sampler.bytes_encoded - self._told["bytes"])
+        self._told["samples"], self._told["bytes"] = self.sampler.samples, self.sampler.bytes_encoded
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._measured_ns < METRICS_PERIOD_NS:
             return
@@ -236,9 +239,6 @@ class AgentApp:
             if total > self._told[f"drop {reason}"]:
                 count("paceline.agent.dropped", total - self._told[f"drop {reason}"], reason=reason)
                 self._told[f"drop {reason}"] = total
-        count("paceline.agent.samples", self.sampler.samples - self._told["samples"])
-        count("paceline.agent.bytes", self.sampler.bytes_encoded - self._told["bytes"])
-        self._told["samples"], self._told["bytes"] = self.sampler.samples, self.sampler.bytes_encoded
         gauge("paceline.agent.processes", self.roster.living_count)
         gauge("paceline.agent.waiting", len(self._events), lane="events")
         gauge("paceline.agent.waiting", len(self._frames), lane="frames")
