@@ -36,17 +36,12 @@ class Outbox:
         self._node = node
         self._agent = agent
         self._sent: dict[JobKey, dict[str, _Record | None]] = {}  # None = to be sent again
-        self._synced: dict[JobKey, tuple[object, ...]] = {}  # what the records sent were made of
 
     def sync(self, job: LocalJob) -> None:
         """Publish the records of `job` that differ from what was published."""
         first = job.key not in self._sent
         if first and job.superseded:
             return
-        made_of = _sources(job)
-        if self._synced.get(job.key) == made_of:  # mostly, and at once: they are the same objects
-            return
-        self._synced[job.key] = made_of
         if first or job.is_authority:
             self._put(job, job.job, job_record(job))
         self._put(job, f"{job.job}:{self._node}", node_record(job, self._node, self._agent))
@@ -61,7 +56,6 @@ class Outbox:
         sent = self._sent.get(job.key)
         if sent is None:
             return
-        self._synced.pop(job.key, None)
         for key in self._own_keys(job):
             sent[key] = None
 
@@ -69,7 +63,6 @@ class Outbox:
         """`job` is over: what this node is the authority for leaves the registry after its time."""
         own = self._own_keys(job)
         self._sent.pop(job.key, None)
-        self._synced.pop(job.key, None)
         # The same keys of another attempt are in use, and follow when that one is over.
         used = {key for sent in self._sent.values() for key in sent}
         ended_unix_s = self._clock.unix_s() if job.ended_unix_s is None else job.ended_unix_s
@@ -142,11 +135,3 @@ class Outbox:
             message=message,
         )
         self._queue.push(Event(HEALTH, job.job, EventType.HEALTH, event_id, event))
-
-
-def _sources(job: LocalJob) -> tuple[object, ...]:
-    """All that the records of `job` are made of; what is in it is replaced and never changed."""
-    return (
-        (job.first, job.state, job.end_reason, job.started_unix_s, job.ended_unix_s),
-        job.hellos.copy(), job.pids.copy(), job.orders.copy(), job.communicators.copy(),
-    )  # fmt: skip
