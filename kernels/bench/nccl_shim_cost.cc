@@ -75,7 +75,9 @@ bool has_page() {
   FILE* maps = fopen("/proc/self/maps", "r");
   char line[1024];
   bool found = false;
-  while (maps != nullptr && fgets(line, sizeof line, maps) != nullptr) found |= strstr(line, "paceline-page") != nullptr;
+  while (maps != nullptr && fgets(line, sizeof line, maps) != nullptr) {
+    found |= strstr(line, "paceline-page") != nullptr;
+  }
   if (maps != nullptr) fclose(maps);
   return found;
 }

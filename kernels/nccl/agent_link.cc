@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -14,6 +13,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "hello.h"
 #include "page.h"
 
 namespace paceline::nccl {
@@ -199,42 +199,6 @@ void wake_thread() {
   if (wake >= 0 && write(wake, &one, sizeof one) < 0) return;  // full: it is awake already
 }
 
-void add_field(const char* name, const char* value, Text<4096>* text) {
-  text->add(",\"%s\":\"", name);
-  text->add_json(value);
-  text->add("\"");
-}
-
-void add_hello(const Identity& identity, uint32_t version, Text<4096>* text) {
-  const Process& process = link.page->process();
-  text->add("{\"type\":\"hello\",\"protocol\":1,\"job\":\"");
-  text->add_json(identity.job.get());
-  text->add("\",\"job_source\":\"%s\",\"attempt\":\"", identity.job_source);
-  text->add_json(identity.attempt.get());
-  text->add("\",\"attempt_source\":\"%s\",\"rank\":%d,\"world_size\":%d,\"local_rank\":%d",
-            identity.attempt_source, identity.rank, identity.world_size, identity.local_rank);
-  text->add(",\"pid\":%d,\"pid_start\":%llu", static_cast<int>(getpid()),
-            static_cast<unsigned long long>(get(process.pid_start)));
-  for (const char* name : {"name", "cluster", "tenant"}) {
-    Text<32> variable;
-    variable.add("PACELINE_");
-    for (const char* at = name; *at != '\0'; at++) variable.add("%c", *at - 'a' + 'A');
-    const char* value = getenv(variable.get());
-    if (value != nullptr) add_field(name, value, text);
-  }
-  Text<512> log = nccl_log_path();
-  if (log.size() > 0 && !log.is_cut()) add_field("nccl_log", log.get(), text);
-  Dumps dumps = nccl_dumps();
-  if (dumps.graph.size() > 0 && !dumps.graph.is_cut()) {
-    add_field("nccl_graph", dumps.graph.get(), text);
-    text->add(",\"nccl_dump_rank\":%d", dumps.rank);
-  }
-  if (dumps.topology.size() > 0 && !dumps.topology.is_cut()) add_field("nccl_topology", dumps.topology.get(), text);
-  text->add(",\"versions\":{");
-  if (version != 0) text->add("\"nccl\":\"%u.%u.%u\"", version / 10000, version / 100 % 100, version % 100);
-  text->add("}}");
-}
-
 // The process ends in order, as far as anybody inside can tell; its exit status has the last word.
 __attribute__((destructor)) void say_goodbye() {
   if (link.page == nullptr || !link.page->usable()) return;
@@ -266,8 +230,7 @@ void start_link(paceline_page_v1* page) {
 
 void say_hello(const Identity& identity, uint32_t nccl_version) {
   if (link.page == nullptr) return;
-  Text<4096> text;
-  add_hello(identity, nccl_version, &text);
+  Text<4096> text = hello_text(identity, get(link.page->process().pid_start), nccl_version);
   if (text.is_cut()) return paceline_page_count_error_v1(link.page);
   std::lock_guard<std::mutex> guard(link.mutex);
   link.hello = text;

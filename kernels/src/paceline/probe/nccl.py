@@ -33,6 +33,7 @@ PLUGIN_SOURCES = (
     "nccl/device.cc",
     "nccl/events.cc",
     "nccl/groups.cc",
+    "nccl/hello.cc",
     "nccl/identity.cc",
     "nccl/marker.cc",
     "nccl/names.cc",
