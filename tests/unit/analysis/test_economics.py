@@ -144,11 +144,16 @@ class TestReport:
             assert each.ettr.least <= each.ettr.mean <= each.ettr.most <= 1
 
     def test_a_job_is_scaled_to_its_size(self) -> None:
-        job = scenario_of_job(SCENARIOS["job"], ranks=512, step_s=0.5)
+        job = scenario_of_job(SCENARIOS["job"], ranks=512, nodes=64, step_s=0.5, replicas=16)
         assert job.job.failure_every_s == pytest.approx(10_800 * 16)
-        known = scenario_of_job(SCENARIOS["job"], ranks=512, step_s=0.5, failure_every_s=7200)
-        assert known.job.failure_every_s == 7200
+        assert (job.hot_swap.machine_gpus, job.survivors.groups, job.survivors.groups_min) == (8, 16, 8)
+        known = scenario_of_job(SCENARIOS["job"], ranks=512, nodes=64, failure_every_s=7200)
+        assert (known.job.failure_every_s, known.job.step_s) == (7200, SCENARIOS["job"].job.step_s)
         assert json.dumps(compare(job, seeds=2).as_json())
+
+    def test_the_smallest_job_is_no_special_case(self) -> None:
+        report = compare(scenario_of_job(SCENARIOS["job"], ranks=1, nodes=0, step_s=0.02), seeds=2)
+        assert all(0.9 < each.ettr.mean <= 1 for each in report.outcomes)
 
     @pytest.mark.parametrize(
         ("name", "value", "word"),

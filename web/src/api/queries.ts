@@ -13,6 +13,8 @@ export const keys = {
   communicators: (id: string) => ["jobs", id, "communicators"] as const,
   plane: (id: string) => ["jobs", id, "plane"] as const,
   scaling: (id: string) => ["jobs", id, "scaling"] as const,
+  // Not below "jobs": an event of the job changes nothing in it, and each answer is a simulation.
+  economics: (id: string) => ["economics", id] as const,
   nodes: ["incidents", "nodes"] as const,
   node: (name: string) => ["incidents", "nodes", name] as const,
   deliveries: ["deliveries"] as const,
@@ -148,6 +150,15 @@ export function useScaling(id: string) {
     refetchInterval: 30_000,
     queryFn: async () =>
       unwrap(await api.GET("/v1/jobs/{job}/scaling", { params: { path: { job: id } } })),
+  });
+}
+
+export function useEconomics(id: string) {
+  return useQuery({
+    queryKey: keys.economics(id),
+    staleTime: 300_000,
+    queryFn: async () =>
+      unwrap(await api.GET("/v1/jobs/{job}/economics", { params: { path: { job: id } } })),
   });
 }
 

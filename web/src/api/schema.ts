@@ -130,6 +130,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/jobs/{job}/economics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Economics
+         * @description What failures would cost 100,000 steps of this job under restart, survivors that go on, and hot swap:
+         *     simulated from its size and measured step, every parameter with its source. `failure_every_s` replaces
+         *     the published failure rate.
+         */
+        get: operations["get_economics_v1_jobs__job__economics_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/jobs/{job}/planes/{metric}": {
         parameters: {
             query?: never;
@@ -1144,6 +1166,78 @@ export interface components {
             timeline_is_complete: boolean;
             /** Deliveries */
             deliveries: components["schemas"]["IncidentDeliveryRead"][];
+        };
+        /**
+         * EconomicsOutcomeRead
+         * @description One policy, mean over the runs. `ettr` is useful time over wall time; `lost_hours` are GPU hours and
+         *     the sum of the five causes after it. `replayed_steps_most` was the most at one failure in any run.
+         */
+        EconomicsOutcomeRead: {
+            /** Policy */
+            policy: string;
+            /** Title */
+            title: string;
+            /** Ettr */
+            ettr: number;
+            /** Ettr Least */
+            ettr_least: number;
+            /** Ettr Most */
+            ettr_most: number;
+            /** Wall Hours */
+            wall_hours: number;
+            /** Lost Hours */
+            lost_hours: number;
+            /** Down Hours */
+            down_hours: number;
+            /** Replay Hours */
+            replay_hours: number;
+            /** Reduced Hours */
+            reduced_hours: number;
+            /** Overhead Hours */
+            overhead_hours: number;
+            /** Standby Hours */
+            standby_hours: number;
+            /** Failures */
+            failures: number;
+            /** Fallbacks */
+            fallbacks: number;
+            /** Replayed Steps */
+            replayed_steps: number;
+            /** Replayed Steps Most */
+            replayed_steps_most: number;
+        };
+        /**
+         * EconomicsParameterRead
+         * @description One number that the simulation uses; `source` says whether it was measured, published or assumed.
+         */
+        EconomicsParameterRead: {
+            /** Name */
+            name: string;
+            /** Value */
+            value: number;
+            /** Unit */
+            unit: string;
+            /** Source */
+            source: string;
+        };
+        /**
+         * EconomicsRead
+         * @description What failures would cost a long job of this size and step time under three policies: simulated, never
+         *     measured. `refused` says why nothing could be simulated; then `outcomes` is empty.
+         */
+        EconomicsRead: {
+            /** Job */
+            job: string;
+            /** Attempt */
+            attempt: string;
+            /** Seeds */
+            seeds: number;
+            /** Parameters */
+            parameters: components["schemas"]["EconomicsParameterRead"][];
+            /** Outcomes */
+            outcomes: components["schemas"]["EconomicsOutcomeRead"][];
+            /** Refused */
+            refused: string;
         };
         /** EvidenceBundleRead */
         EvidenceBundleRead: {
@@ -3692,6 +3786,78 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ScalingRead"];
+                };
+            };
+            /** @description No valid token */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnauthenticated"];
+                };
+            };
+            /** @description The token lacks a scope */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemMissingScope"];
+                };
+            };
+            /** @description No such thing */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemNotFound"];
+                };
+            };
+            /** @description The request is malformed */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemInvalidRequest"];
+                };
+            };
+            /** @description Try again shortly */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemUnavailable"];
+                };
+            };
+        };
+    };
+    get_economics_v1_jobs__job__economics_get: {
+        parameters: {
+            query?: {
+                /** @description Else the newest attempt */
+                attempt?: string | null;
+                failure_every_s?: number | null;
+            };
+            header?: never;
+            path: {
+                /** @description The job's id */
+                job: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EconomicsRead"];
                 };
             };
             /** @description No valid token */

@@ -7,6 +7,7 @@ import { type Column, Table } from "../components/table";
 import { Age } from "../lib/time";
 import { JobMap } from "../rankmap/job-map";
 import { jobRoute } from "../router";
+import { Economics } from "./economics";
 import { Scaling } from "./scaling";
 
 const COMMUNICATORS: readonly Column<Communicator>[] = [
@@ -91,6 +92,9 @@ export function JobPage() {
         </Panel>
         <div className="min-w-0 lg:col-span-2">
           <Scaling jobId={jobId} />
+        </div>
+        <div className="min-w-0 lg:col-span-2">
+          <Economics jobId={jobId} />
         </div>
         <div className="min-w-0 lg:col-span-2">
           <Panel title="Communicators" aside={`${communicators.data?.items.length ?? 0}`}>

@@ -112,6 +112,7 @@ class PlannedSwitch:
         ready = self._preparation.result()
         if ready.transfer is not None:
             ready.transfer.hand_over(step)
+            _keep(ready.transfer)
             return False
         self._groups.switch(ready.prepared)
         return True
@@ -179,13 +180,23 @@ class Joining:
             raise ValueError("prepare first")
         step = self._ready.transfer.take_over(wait_s)
         self._groups.switch(self._ready.prepared)
+        _keep(self._ready.transfer)
         return step
+
+
+# Groups of two that have done their work: closing one takes 20 ms with the GIL held, so not in the switch.
+_kept: list[Transfer] = []
+
+
+def _keep(transfer: Transfer) -> None:
+    _kept.append(transfer)
 
 
 def make_transfer(
     groups: ReplaceableGroups, order: SwitchOrder, store: Any, place: int, tensors: Mapping[str, Any]
 ) -> Transfer:
     """The group of leaver and joiner, apart from those of the job."""
+    _kept.clear()  # at most one was kept: the switch before this one is over
     own = generation_store(store, f"{groups.job}/transfer", order.generation, order.attempt)
     group = groups.backend.build(own, place, 2, order.generation, order.timeout_s, order.timeout_s)
     return Transfer(group, place, tensors, order.timeout_s)

@@ -76,9 +76,9 @@ class Transfer:
         self._send(MAGIC, _STATE, step)
         works = [self._group.send([view], self._peer, 0) for view in self._views()]
         sums = b"".join(_checksum(view) for view in self._views())  # while the bytes are under way
-        for work in works:
+        trailer = self._bytes_tensor(sums or b"-")
+        for work in (*works, self._group.send([trailer], self._peer, 0)):
             work.wait(self._limit)
-        self._group.send([self._bytes_tensor(sums or b"-")], self._peer, 0).wait(self._limit)
         return self.payload_bytes
 
     def cancel(self) -> None:

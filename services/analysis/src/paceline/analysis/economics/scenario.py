@@ -194,14 +194,35 @@ def _check_range(parameter: Parameter) -> None:
 
 
 def scenario_of_job(
-    base: Scenario, *, ranks: int, step_s: float, failure_every_s: float | None = None
+    base: Scenario,
+    *,
+    ranks: int,
+    nodes: int,
+    step_s: float | None = None,
+    replicas: int | None = None,
+    failure_every_s: float | None = None,
 ) -> Scenario:
-    """`base` with what is known of one job: its size, its measured step time and, where its history
-    tells, the seconds between failures; else the interval of `base` is scaled to the job's size."""
+    """`base` with what is known of one job: its size, its measured step, its data-parallel replicas and,
+    where its history tells, the seconds between failures; else the interval of `base` scaled to its size.
+    What is not known stays as `base` assumes it, and says so."""
+    ranks, nodes = max(ranks, 1), max(nodes, 1)
+    known = base.with_values(
+        {"job.gpus": ranks, "hot_swap.machine_gpus": -(-ranks // nodes)},
+        "registered ranks and nodes of this job",
+    ).with_values(
+        {"hot_swap.standbys": min(base.hot_swap.standbys, nodes)},
+        f"{ASSUMED}: no more than the job has nodes",
+    )
+    if step_s is not None:
+        known = known.with_values({"job.step_s": step_s}, "measured in this job")
+    groups, source = (
+        (replicas, "mesh of this job") if replicas else (nodes, f"{ASSUMED}: each node holds a replica")
+    )
+    known = known.with_values({"survivors.groups": groups}, source)
+    known = known.with_values({"survivors.groups_min": max(1, groups // 2)}, f"{ASSUMED}: half of them")
     if failure_every_s is None:
-        failure_every_s = base.job.failure_every_s * base.job.gpus / max(ranks, 1)
-        why = f"scaled by size from {base.job.gpus:g} GPUs: {base.job.failure_every_s:g} s"
-    else:
-        why = "history of this job"
-    known = base.with_values({"job.gpus": ranks, "job.step_s": step_s}, "measured in this job")
-    return known.with_values({"job.failure_every_s": failure_every_s}, why)
+        scaled = base.job.failure_every_s * base.job.gpus / ranks
+        source = f"{TRAINMOVER}: MTTF {base.job.failure_every_s / 3600:g} h at {base.job.gpus:g} GPUs, scaled"
+        planned = base.job.planned_every_s * base.job.gpus / ranks
+        return known.with_values({"job.failure_every_s": scaled, "job.planned_every_s": planned}, source)
+    return known.with_values({"job.failure_every_s": failure_every_s}, "given")

@@ -1,6 +1,7 @@
 """Routes of jobs. A job id may contain slashes, escaped or not: no route is shadowed unless the id
-itself ends in `/ranks`, `/communicators`, `/scaling` or `/planes/state`."""
+itself ends in `/ranks`, `/communicators`, `/scaling`, `/economics` or `/planes/state`."""
 
+import asyncio
 import hashlib
 from enum import Enum
 from typing import Annotated
@@ -9,8 +10,16 @@ from fastapi import APIRouter, Header, Path, Query, Response
 
 from paceline.api.auth import JobsReader
 from paceline.api.errors import MissingScope, NotFound, Unauthenticated, responses
+from paceline.api.jobs.economics import build_economics, choose_scenario
 from paceline.api.jobs.scaling import build_scaling
-from paceline.api.jobs.schemas import CommunicatorRead, JobRead, JobSummary, RanksRead, ScalingRead
+from paceline.api.jobs.schemas import (
+    CommunicatorRead,
+    EconomicsRead,
+    JobRead,
+    JobSummary,
+    RanksRead,
+    ScalingRead,
+)
 from paceline.api.jobs.service import (
     build_communicators,
     build_job,
@@ -41,6 +50,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 READ = (Unauthenticated, MissingScope)
 RANKS_LIMIT_MAX = 20_000
 WINDOWS_LIMIT_MAX = 360
+WINDOWS_OF_STEP = 10  # the newest that measured a step gives it
 PLANE_LAYOUT_VERSION = "1"
 JobId = Annotated[JobText, Path(description="The job's id")]
 AttemptText = Annotated[JobText | None, Query(description="Else the newest attempt")]
@@ -129,6 +139,27 @@ async def get_scaling(
     _, found = await load_attempt(session, job, attempt)
     rows = await ScalingRepository(session).newest(job, found.attempt, limit)
     return build_scaling(job, found.attempt, rows)
+
+
+@router.get("/{job:path}/economics", responses=responses(*READ, NotFound))
+async def get_economics(
+    job: JobId,
+    session: Session,
+    caller: JobsReader,
+    attempt: AttemptText = None,
+    failure_every_s: Annotated[float | None, Query(gt=0, le=1e9)] = None,
+) -> EconomicsRead:
+    """What failures would cost 100,000 steps of this job under restart, survivors that go on, and hot swap:
+    simulated from its size and measured step, every parameter with its source. `failure_every_s` replaces
+    the published failure rate."""
+    _, found = await load_attempt(session, job, attempt)
+    jobs = JobRepository(session)
+    windows = await ScalingRepository(session).newest(job, found.attempt, WINDOWS_OF_STEP)
+    step_s = next((window.step_s for window in windows if window.step_s > 0), None)
+    nodes = len(await jobs.rank_ranges(job, found.attempt))
+    axes = await jobs.axes(job, found.attempt)
+    scenario = choose_scenario(found.world_size, nodes, axes, step_s, failure_every_s)
+    return await asyncio.to_thread(build_economics, job, found.attempt, scenario)
 
 
 @router.get(

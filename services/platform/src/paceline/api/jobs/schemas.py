@@ -167,3 +167,46 @@ class ScalingRead(ReadModel):
     attempt: str
     items: list[ScalingWindowRead]
     modes: list[ScalingModeRead]
+
+
+class EconomicsParameterRead(ReadModel):
+    """One number that the simulation uses; `source` says whether it was measured, published or assumed."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+class EconomicsOutcomeRead(ReadModel):
+    """One policy, mean over the runs. `ettr` is useful time over wall time; `lost_hours` are GPU hours and
+    the sum of the five causes after it. `replayed_steps_most` was the most at one failure in any run."""
+
+    policy: str
+    title: str
+    ettr: float
+    ettr_least: float
+    ettr_most: float
+    wall_hours: float
+    lost_hours: float
+    down_hours: float
+    replay_hours: float
+    reduced_hours: float
+    overhead_hours: float
+    standby_hours: float
+    failures: float
+    fallbacks: float
+    replayed_steps: float
+    replayed_steps_most: int
+
+
+class EconomicsRead(ReadModel):
+    """What failures would cost a long job of this size and step time under three policies: simulated, never
+    measured. `refused` says why nothing could be simulated; then `outcomes` is empty."""
+
+    job: str
+    attempt: str
+    seeds: int
+    parameters: list[EconomicsParameterRead]
+    outcomes: list[EconomicsOutcomeRead]
+    refused: str
