@@ -151,7 +151,9 @@ async def write_nodes(
         else:
             size = check_communicator(record)
             key = (record.job, record.attempt, record.communicator)
-            communicators[key] = asdict(record) | {"size": size, "updated_at": at}
+            kept = asdict(record)
+            del kept["order_sources"]  # like the orders of nodes: for those who judge
+            communicators[key] = kept | {"size": size, "updated_at": at}
     jobs = JobRepository(session)
     await jobs.upsert(JobNode, [nodes[key] for key in sorted(nodes)])
     await jobs.upsert(JobCommunicator, [communicators[key] for key in sorted(communicators)])
