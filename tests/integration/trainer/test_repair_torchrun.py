@@ -1,4 +1,4 @@
-"""The whole way of a user: `paceline run --repair -- torchrun` with a standby beside it; torch is imported."""
+"""The whole way of a user: `paceline run --repair -- torchrun` with a standby beside it; torch for real."""
 
 import os
 import signal
