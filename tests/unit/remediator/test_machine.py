@@ -252,7 +252,9 @@ class TestHangs:
         other = replace(rig.job, action=rig.job.action)
         assert rig.answer("m2").reason is Reason.REBUILD
         rig.job, rig.sent = other, []
-        assert rig.tick(5).reason is Reason.FENCE_FAILED
+        assert rig.tick(5.1).reason is Reason.FENCE
+        assert rig.sent[-1].attempt_no == 1
+        assert rig.tick(5.1).reason is Reason.FENCE_FAILED
 
     def test_a_short_stop_changes_no_topology(self, rig: Rig) -> None:
         rig.feed(stopped(rig, "m2"))

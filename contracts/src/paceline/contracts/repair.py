@@ -97,7 +97,7 @@ class RepairLimits:
     frozen_s: float = 4.0  # a stop shorter than this is none
     evidence_s: float = 3.0  # that collecting may hold up a kill
     standby_s: float = 30.0  # for a standby that is getting ready
-    fence_s: float = 3.0
+    fence_s: float = 5.0  # for one try: a late fence costs seconds, one given up costs the job
     rebuild_s: float = 15.0  # from the order to the rendezvous of all
     restore_s: float = 120.0  # from there to the first step of all
     prepare_s: float = 300.0

@@ -171,7 +171,12 @@ def fence(job: JobRepair, action: Action, world: World) -> Step:
             words["member"] = seat.member
             effects.append(
                 SendOrder(
-                    CommandKind.FENCE, (seat.member,), newest(job, world), 0, wait_s, words | why(action)
+                    CommandKind.FENCE,
+                    (seat.member,),
+                    newest(job, world),
+                    action.attempt_no,
+                    wait_s,
+                    words | why(action),
                 )
             )
     action = replace(action, reason=Reason.FENCE, deadline_s=world.now_s + wait_s)
@@ -292,6 +297,8 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
     if job.state is RepairState.FENCING:
         if all_fenced(action, world) or (late and action.node):
             return rebuild(job, action, world)
+        if late and action.attempt_no + 1 < limits_of(action, world).tries_max:
+            return fence(job, replace(action, attempt_no=action.attempt_no + 1), world)
         if late:
             return fall_back(job, action, world, Reason.FENCE_FAILED)
         return Step(job, (), Reason.NOTHING_DUE)
