@@ -4,6 +4,7 @@ import argparse
 import os
 import random
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,7 @@ def main() -> None:
     random.seed(2000 + dist.get_rank())
 
     start = 0
-    protected = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    protected: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if arguments.checkpoint and os.path.exists(arguments.checkpoint):
         saved = torch.load(arguments.checkpoint)
         start = saved.pop("step") + 1
