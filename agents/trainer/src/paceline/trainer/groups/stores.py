@@ -7,7 +7,8 @@ from typing import Any
 
 from paceline.trainer.groups.errors import RebuildFailed
 
-CONNECT_TIMEOUT_S = 5.0
+# torch asks for the name of its peer's address, and a resolver that does not answer takes 5 s for that.
+CONNECT_TIMEOUT_S = 20.0
 ADDRESS_CHARACTERS_MAX = 300
 
 
