@@ -71,9 +71,9 @@ class Chaos:
         return job
 
     async def changes(self, incident: Incident) -> list[str]:
-        """Kinds of the timeline, oldest first."""
+        """Kinds of the timeline, oldest first, without what is proposed as a repair."""
         page = await self.stack.get(f"/v1/incidents/{incident['id']}/timeline")
-        return [entry["kind"] for entry in reversed(page["items"])]
+        return [entry["kind"] for entry in reversed(page["items"]) if entry["kind"] != "repair"]
 
     async def close(self) -> None:
         await asyncio.gather(*(job.close() for job in self.jobs))
