@@ -1,6 +1,7 @@
 """Runs the steps of one training process and repairs what interrupts them; all in the training thread."""
 
 import logging
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -364,7 +365,11 @@ def open_engine(environment: Mapping[str, str], protected: Mapping[str, Any]) ->
         return None
     wired.track(protected)
     protection = Protection(
-        protected, wired.groups.job, environment.get(DOMAIN_VARIABLE, ""), wired.host, wired.groups.check
+        protected,
+        wired.groups.job,
+        environment.get(DOMAIN_VARIABLE) or socket.gethostname(),
+        wired.host,
+        wired.groups.check,
     )
     wait_s = float(environment.get(WAIT_VARIABLE) or 60.0)
     engine = Engine(control, wired, protection, support_of(protected, "gloo"), wait_s)

@@ -33,7 +33,7 @@ from paceline.trainer.supervisor.hello import Teller, make_hello
 from paceline.trainer.supervisor.link import AgentLink
 from paceline.trainer.supervisor.local import ChildDying, ChildState, parse_from_child
 from paceline.trainer.supervisor.orders import OrderBook, Verdict
-from paceline.trainer.supervisor.settings import SupervisorSettings
+from paceline.trainer.supervisor.settings import DOMAIN_VARIABLE, SupervisorSettings
 from paceline.trainer.supervisor.signals import Signals
 
 LAST_WORDS_S = 0.5
@@ -61,7 +61,8 @@ class Supervisor:
         self._settings = settings
         self._start_child = start
         self._command = command
-        self._environment = environment
+        # The child's copies go by the same domain as what this supervisor says of it.
+        self._environment = {**environment, DOMAIN_VARIABLE: settings.failure_domain}
         self._signals = signals
         self._clock = clock
         self._now = now
