@@ -9,12 +9,14 @@ message may arrive twice (docs/adr/0006-agent-socket.md).
 
 import json
 import os
+import socket
 import struct
 from dataclasses import asdict, dataclass, field
 
 PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 1 << 20
 LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid of SO_PEERCRED
 SOCKET_VARIABLE = "PACELINE_AGENT_SOCKET"
 
 
@@ -147,6 +149,20 @@ def default_socket_path() -> str:
     if runtime:
         return f"{runtime}/paceline-agent.sock"
     return f"/tmp/paceline-{os.getuid()}/agent.sock"  # noqa: S108 the agent makes the folder 0700 and checks its owner
+
+
+def is_trusted_listener(path: str, listener_uid: int, own_uid: int) -> bool:
+    """Below /tmp anybody could have made the folder first: only root and this user are believed there.
+
+    Elsewhere the path was declared, and the agent may run as a user of its own.
+    """
+    return not path.startswith("/tmp/") or listener_uid in (0, own_uid)  # noqa: S108
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user whose process listens at the other end of a connected unix socket."""
+    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(uid)
 
 
 def encode_message(message: Message) -> bytes:

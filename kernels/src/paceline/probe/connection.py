@@ -12,7 +12,6 @@ import os
 import random
 import selectors
 import socket
-import struct
 import threading
 import weakref
 from collections import deque
@@ -29,6 +28,8 @@ from paceline.contracts.agent_socket import (
     Refused,
     Welcome,
     encode_message,
+    is_trusted_listener,
+    peer_uid,
 )
 from paceline.probe.errors import MessageError
 from paceline.probe.messages import READ_BYTES, MessageDecoder, send_with_fds
@@ -38,7 +39,6 @@ OPENED_MAX = 1024  # communicators that are sent again after a reconnect
 IO_TIMEOUT_S = 2.0
 LINGER_S = 0.3
 ANSWERS_MAX = 16  # reads while lingering
-_CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True)
@@ -283,16 +283,8 @@ def _end_gently(sock: socket.socket) -> None:
             return
 
 
-def is_trusted_listener(path: str, listener_uid: int, own_uid: int) -> bool:
-    """Below /tmp anybody could have made the folder first: only root and this user are believed there.
-
-    Elsewhere the path was declared, and the agent may run as a user of its own.
-    """
-    return not path.startswith("/tmp/") or listener_uid in (0, own_uid)  # noqa: S108
-
-
 def _check_peer(sock: socket.socket, path: str) -> None:
-    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    uid = peer_uid(sock)
     if not is_trusted_listener(path, uid, os.getuid()):
         raise PermissionError(f"its listener belongs to uid {uid}, expected {os.getuid()} or root")
 

@@ -2,11 +2,12 @@
 
 import errno
 import json
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
 
-from paceline.contracts.agent_socket import FramingError
+from paceline.contracts.agent_socket import FramingError, is_trusted_listener, peer_uid
 from paceline.contracts.recovery import (
     FromSupervisor,
     Lease,
@@ -67,6 +68,14 @@ class AgentLink:
                 self._say(f"agent at {self._path}: {error.strerror}")
             self._pause(self._retry_s)
             self._retry_s = min(self._retry_s * 2, RETRY_S_MAX)
+            return False
+        uid = peer_uid(sock)
+        if not is_trusted_listener(self._path, uid, os.getuid()):
+            sock.close()  # it would be told where the state is, and be obeyed
+            self._say(
+                f"agent at {self._path}: its listener belongs to uid {uid}, expected {os.getuid()} or root"
+            )
+            self._pause(REFUSED_RETRY_S)
             return False
         self.channel = Channel(sock)
         self._retry_s = RETRY_S_MIN
