@@ -251,20 +251,13 @@ def test_an_agent_that_comes_back_is_told_what_it_missed(supervise: Any, listeni
     until(lambda: process.poll() == 0)
 
 
-def test_a_lease_that_nobody_renews_stops_the_child_and_a_lifted_one_does_not(
-    supervise: Any, listening: Any, until: Any
-) -> None:
+def test_a_lease_that_nobody_renews_stops_the_child(supervise: Any, listening: Any, until: Any) -> None:
     agent = listening()
     supervise("wait")
     until(lambda: ready(agent))
-    agent.send(Lease(1, 0.2))
-    agent.send(Lease(1, 0.0))
-    members = format_members([Member(0, agent.hello.member)])
-    order(agent, 1, OrderKind.REBUILD, 1, members=members)
-    until(lambda: result(agent, 1))
-    agent.send(Lease(0, 0.01))  # of an older generation: nothing
     agent.send(Lease(1, 0.05))
     until(lambda: agent.of(ChildExit))
+    assert agent.of(ChildExit)[0].code == -signal.SIGKILL
 
 
 def test_nobody_outlives_a_killed_supervisor(supervise: Any, listening: Any, until: Any) -> None:

@@ -1,14 +1,19 @@
 """What a supervisor does with its child and its leases; clock, agent and child are doubles."""
 
+import signal
 import socket
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from paceline.trainer.protection import Member, ring
+from paceline.contracts.recovery import Lease, Member, Order, OrderKind, format_members
+from paceline.trainer import protection
+from paceline.trainer.protection import ring
 from paceline.trainer.supervisor.child import StartError, TrainingChild
 from paceline.trainer.supervisor.core import Supervisor
+from paceline.trainer.supervisor.local import ChildState
 from paceline.trainer.supervisor.settings import DOMAIN_VARIABLE, read_supervisor_settings
 from paceline.trainer.supervisor.signals import Signals
 
@@ -22,6 +27,120 @@ class NoSignals:
 
 
 NO_SIGNALS = cast(Signals, NoSignals())
+
+
+class Running:
+    """A supervisor whose child, agent and clock belong to the test; `turn` is one of its turns."""
+
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        self.now = 1000.0
+        self.children: list[Child] = []
+        environment = {"PACELINE_AGENT_SOCKET": str(folder / "nobody.sock"), "WORLD_SIZE": "2", **environment}
+        settings = read_supervisor_settings(environment)
+        self.supervisor = Supervisor(
+            settings, ["train"], environment, NO_SIGNALS, lambda: self.now, lambda: self.now, self._start
+        )
+        self.member = settings.member
+        self.supervisor._start(settings.role, environment, settings.rank)
+        self.supervisor._wait = lambda: None  # type: ignore[method-assign]
+
+    def _start(self, command: Any, environment: Any, member: str, role: str) -> TrainingChild:
+        self.children.append(Child(role))
+        return cast(TrainingChild, self.children[-1])
+
+    def obey(self, message: Order | Lease) -> None:
+        self.supervisor._obey(message)
+
+    def rebuild(self, generation: int, *members: str) -> None:
+        text = format_members([Member(rank, one) for rank, one in enumerate(members)])
+        name = f"o{generation}"
+        self.obey(Order(name, OrderKind.REBUILD, generation, 0, self.now + 60, {"members": text}))
+
+    def turn(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.supervisor._turn()
+
+    def say(self, state: ChildState) -> None:
+        self.supervisor._hear(state, cast(TrainingChild, self.children[-1]))
+
+    @property
+    def status(self) -> int | None:
+        return self.supervisor._status
+
+
+class Child:
+    """Ends when it is told to, or by a signal."""
+
+    pid, pid_start = 77, 88
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.code: int | None = None
+        self.signals: list[int] = []
+        self.channel = Silent()
+
+    def reap(self) -> int | None:
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+        if number == signal.SIGKILL:
+            self.code = -number
+
+    def close(self) -> None:
+        pass
+
+
+class Silent:
+    open = True
+
+    def receive(self) -> list[bytes]:
+        return []
+
+    def send(self, data: bytes) -> bool:
+        return True
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Callable[..., Running]:
+    def make(**environment: str) -> Running:
+        return Running({"RANK": "1", **environment}, tmp_path)
+
+    return make
+
+
+def test_the_lease_of_the_old_generation_is_renewed_while_a_new_one_is_built(running: Any) -> None:
+    job = running()
+    job.obey(Lease(4, 1.0))
+    job.rebuild(5, "other", job.member)
+    for _ in range(10):  # a recovery of 5 s; the hello says 4 until the state is restored
+        job.obey(Lease(4, 1.0))
+        job.turn(0.5)
+    assert job.children[0].signals == []
+    job.turn(1.0)
+    assert job.children[0].signals == [signal.SIGKILL]
+
+
+def test_a_lease_of_an_older_generation_neither_shortens_nor_lifts(running: Any) -> None:
+    job = running()
+    job.rebuild(5, "other", job.member)
+    job.obey(Lease(5, 1.0))
+    job.obey(Lease(4, 0.1))
+    job.turn(0.5)
+    assert job.children[0].signals == []
+    job.obey(Lease(4, 0.0))
+    job.turn(0.6)
+    assert job.children[0].signals == [signal.SIGKILL]
+
+
+def test_a_lifted_lease_stays_lifted(running: Any) -> None:
+    job = running()
+    job.rebuild(5, "other", job.member)
+    job.obey(Lease(5, 1.0))
+    job.obey(Lease(5, 0.0))
+    job.obey(Lease(4, 0.1))
+    job.turn(100.0)
+    assert job.children[0].signals == []
 
 
 def domain_told_to_the_child(environment: dict[str, str]) -> str:
@@ -43,7 +162,7 @@ def test_copies_leave_the_node_where_nobody_declared_a_domain(monkeypatch: pytes
     for rank in range(8):
         monkeypatch.setattr(socket, "gethostname", lambda rank=rank: f"node-{rank // 4}")
         domain = domain_told_to_the_child({"RANK": str(rank), "WORLD_SIZE": "8"})
-        members.append(Member(rank, f"host:{rank + 1}", domain))
+        members.append(protection.Member(rank, f"host:{rank + 1}", domain))
     assert {member.failure_domain for member in members} == {"node-0", "node-1"}
     assert ring.unprotected(members) == []
 

@@ -76,6 +76,7 @@ class Supervisor:
         self._join: Order | None = None  # what a cold joiner is told as soon as it listens
         self._respawn_at_s: float | None = None
         self._lease_until_s: float | None = None
+        self._lifted = False  # the newest generation goes without leases
         self._kill_at_s: float | None = None
         self._fences: list[tuple[Order, float]] = []  # and when each is given up
         self._ends = False  # with the child: nothing comes after it
@@ -147,7 +148,7 @@ class Supervisor:
         self._child = self._start_child(self._command, environment, self._settings.member, role)
         self._last = None
         self._respawn_at_s = None
-        self._lease_until_s = None
+        self._lease_until_s, self._lifted = None, False
         self._state = ChildState(rank, self._settings.world_size, self._book.generation, -1)
 
     def _hear_child(self) -> None:
@@ -200,15 +201,27 @@ class Supervisor:
 
     def _obey(self, message: Order | Lease) -> None:
         if isinstance(message, Lease):
-            if message.generation >= self._book.generation:
-                seconds = message.until_monotonic_s_from_now
-                self._lease_until_s = self._clock() + seconds if seconds > 0 else None
+            self._renew(message)
             return
         judgement = self._book.judge(message, self._now())
         if judgement.verdict is Verdict.ANSWER and judgement.result is not None:
             self._link.send(judgement.result)
         elif judgement.verdict is Verdict.ACCEPT:
             self._execute(message)
+
+    def _renew(self, lease: Lease) -> None:
+        """The agent reaches this member; its lease names the generation of the newest hello.
+
+        That is the old one for as long as a rebuild and a restore take. So an older one may prolong what is
+        there, but neither shorten nor lift it.
+        """
+        seconds = lease.until_monotonic_s_from_now
+        until_s = self._clock() + seconds
+        if lease.generation >= self._book.generation:
+            self._lifted = seconds <= 0
+            self._lease_until_s = None if self._lifted else until_s
+        elif seconds > 0 and not self._lifted:
+            self._lease_until_s = max(self._lease_until_s or until_s, until_s)
 
     def _execute(self, order: Order) -> None:
         if order.kind is OrderKind.FENCE:
