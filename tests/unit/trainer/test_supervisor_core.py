@@ -143,6 +143,45 @@ def test_a_lifted_lease_stays_lifted(running: Any) -> None:
     assert job.children[0].signals == []
 
 
+def test_a_respawned_standby_that_fails_is_started_a_few_times_and_never_ends_the_job(running: Any) -> None:
+    job = running(PACELINE_RESPAWN_AFTER_S="5", PACELINE_REPAIR_WAIT_S="60")
+    job.children[0].code = -signal.SIGKILL
+    job.turn()
+    job.rebuild(1, "other", "spare")  # somebody else has its rank
+    assert job.status is None
+    pauses = []
+    began = job.now
+    while job.status is None and job.now < began + 3600:
+        job.turn(1.0)
+        if job.supervisor._child is not None:
+            pauses.append(job.now - began)
+            began = job.now
+            job.children[-1].code = 1
+            job.turn()
+    assert [child.role for child in job.children] == ["member"] + ["standby"] * 5
+    assert pauses == sorted(pauses)
+    assert job.status == 0
+
+
+def test_a_standby_that_was_given_a_rank_and_dies_is_the_jobs_loss(running: Any) -> None:
+    job = running(PACELINE_RESPAWN_AFTER_S="5", PACELINE_REPAIR_WAIT_S="60", PACELINE_ROLE="standby")
+    job.rebuild(1, "other", job.member)
+    job.children[0].code = 3
+    job.turn()
+    job.turn(30.0)
+    assert len(job.children) == 1, "it waits for the order"
+    job.turn(31.0)
+    assert job.status == 3
+
+
+def test_a_standby_that_fails_while_its_supervisor_is_one_gives_its_status_at_last(running: Any) -> None:
+    job = running(PACELINE_RESPAWN_AFTER_S="-1", PACELINE_REPAIR_WAIT_S="60", PACELINE_ROLE="standby")
+    job.children[0].code = 3
+    job.turn()
+    job.turn(61.0)
+    assert job.status == 3
+
+
 def domain_told_to_the_child(environment: dict[str, str]) -> str:
     """Of a supervisor that cannot start its child."""
     told: list[str] = []

@@ -40,6 +40,8 @@ LAST_WORDS_S = 0.5
 TICK_S = 1.0
 DYING_S = 3.0  # that a process with an uncaught exception may take to end
 NO_RANK = -1
+STANDBY_STARTS_MAX = 4  # of a standby that fails without a seat, in doubling pauses
+STANDBY_PAUSE_S = 1.0  # the first of them, at least
 Start = Callable[
     [Sequence[str], Mapping[str, str], str, str], TrainingChild
 ]  # command, environment, member, role
@@ -75,6 +77,8 @@ class Supervisor:
         self._dead_since_s = 0.0
         self._join: Order | None = None  # what a cold joiner is told as soon as it listens
         self._respawn_at_s: float | None = None
+        self._seated = settings.role == "member"  # the newest generation counts on the child
+        self._fresh_starts = 0  # of standbys that failed without a seat, one after the other
         self._lease_until_s: float | None = None
         self._lifted = False  # the newest generation goes without leases
         self._kill_at_s: float | None = None
@@ -196,6 +200,21 @@ class Supervisor:
         self._child = None
         if self._ends or child.code == 0:
             self._status = status_of(child.code) if self._wanted is None else self._wanted
+        elif not self._seated and self._respawn_at_s is None:
+            self._miss_standby(child.code)
+
+    def _miss_standby(self, code: int) -> None:
+        """A child that stood by failed by itself: the job that goes on without it must not end by that."""
+        pause_s = self._settings.respawn_s
+        self._fresh_starts += 1
+        if pause_s is not None and self._fresh_starts <= STANDBY_STARTS_MAX:
+            pause_s = max(pause_s, STANDBY_PAUSE_S) * 2 ** (self._fresh_starts - 1)
+            self._say(f"the standby ended with {code}; the next one starts in {pause_s:g} s")
+            self._respawn_at_s = self._clock() + pause_s
+        elif self._settings.role == "member":
+            # The launcher takes any other status for a failed worker and ends the ranks beside it.
+            self._say(f"the standby ended with {code} again and again: this supervisor ends without one")
+            self._status = 0
 
     # orders
 
@@ -266,7 +285,9 @@ class Supervisor:
         mine = [one for one in members if one.member == self._settings.member]
         if not mine:
             self._leave(order)
-        elif self._child is not None:
+            return
+        self._seated, self._fresh_starts = True, 0
+        if self._child is not None:
             self._child.channel.send(encode_recovery(order))
         elif order.kind is OrderKind.RETRY:
             self._answer(order, OrderOutcome.REFUSED, "the training process is gone: nothing can be retried")
@@ -275,6 +296,7 @@ class Supervisor:
 
     def _leave(self, order: Order) -> None:
         """The new generation is without this member: what is left of it may not go on."""
+        self._seated = False
         if self._child is not None and self._state.rank < 0:
             self._answer(order, OrderOutcome.DONE, "stands by still")
             return
