@@ -11,6 +11,7 @@ from paceline.trainer.protection import (
     FallbackRequired,
     Hub,
     Member,
+    NotSettled,
     Part,
     Protected,
     Protector,
@@ -18,6 +19,10 @@ from paceline.trainer.protection import (
     ShardIdentity,
     restore,
 )
+from paceline.trainer.protection.checksum import checksum
+from paceline.trainer.protection.identity import Place
+from paceline.trainer.protection.replica import Generation
+from paceline.trainer.protection.slots import Slots
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.needs_torch
@@ -279,3 +284,70 @@ def test_a_step_that_the_optimizer_skips_is_protected_too(job: Any) -> None:
     running.settle()
     assert [each.protector.counters.skipped for each in running.ranks] == [0, 0]
     assert {each.protector.committed() for each in running.ranks} == {4}
+
+
+def test_nothing_is_restored_while_the_copier_reads_the_live_tensors(job: Any) -> None:
+    running = job(1)
+    running.train(0, 2)
+    running.settle()
+    (only,) = running.ranks
+    protector, copying, go_on = only.protector, threading.Event(), threading.Event()
+    copy = protector._stream.copy
+
+    def slowly(*arguments: Any) -> None:
+        copying.set()
+        assert go_on.wait(30)
+        copy(*arguments)
+
+    protector._stream.copy = slowly
+    only.step(3)
+    assert copying.wait(30)
+    live = only.fingerprint()
+    wait = protector.settle
+    protector.settle = partial(wait, 0.05)
+    (refused,) = running.restore()
+    assert type(refused) is NotSettled, refused
+    assert equal(only.fingerprint(), live), "nothing was loaded"
+    go_on.set()
+    protector.settle = wait
+    (report,) = running.restore()
+    assert (report.step, report.replayed) == (3, 0)
+    assert equal(only.fingerprint(), live)
+
+
+def test_a_receiver_of_a_dead_generation_neither_seals_nor_clears_what_its_successor_opened() -> None:
+    members = [Member(rank, f"127.0.0.1:{rank + 1}", f"d{rank}") for rank in range(2)]
+    kept = Slots(Place.REPLICA, pinned=False)
+    old, new = (Generation(who(0), members, KEY, number, kept, lambda step: None) for number in (1, 2))
+    shard = who(1).shard(Part.OWN)
+
+    class Link:
+        def __init__(self, meanwhile: Callable[[], None]) -> None:
+            self._meanwhile = meanwhile
+
+        def set_timeout(self, seconds: float | None) -> None:
+            pass
+
+        def receive_into(self, memory: memoryview) -> None:
+            memory[:] = bytes(len(memory))
+            self._meanwhile()
+
+    content = torch.zeros(64, dtype=torch.uint8)
+    header = {
+        "step": 5,
+        "shard": shard,
+        "bytes": 64,
+        "committed": 4,
+        "origin": 1,
+        "checksum": checksum(content),
+    }
+    answers = []
+
+    def succeed() -> None:
+        old.closed.set()
+        answers.append(new._receive(Link(lambda: None), header, 1))
+
+    answers.append(old._receive(Link(succeed), header, 1))
+    assert answers == [True, False]
+    assert kept.at(5, shard) is not None, "the copy that was acknowledged is there"
+    assert old._kept.lock is new._kept.lock

@@ -17,6 +17,7 @@ from paceline.trainer.protection.decide import (
 from paceline.trainer.protection.errors import (
     DuplicateName,
     FallbackRequired,
+    NotSettled,
     ProtectionError,
     StateMismatch,
     UnprotectableState,
@@ -37,6 +38,7 @@ __all__ = [
     "Holding",
     "Hub",
     "Member",
+    "NotSettled",
     "Part",
     "Place",
     "Protected",

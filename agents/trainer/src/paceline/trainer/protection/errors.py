@@ -21,6 +21,10 @@ class StateMismatch(ProtectionError):
     """A copy does not fit the objects that it is to be loaded into."""
 
 
+class NotSettled(ProtectionError):
+    """A copy in progress does not end, so nothing can be restored on this rank yet."""
+
+
 class WireError(ProtectionError):
     """A peer's message is malformed, too large, not authentic or of another generation."""
 

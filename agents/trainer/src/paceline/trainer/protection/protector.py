@@ -24,6 +24,7 @@ log = logging.getLogger("paceline.protection")
 
 CHECK_S = 0.002  # how often a waiting training thread looks whether its generation has ended
 NOTICED_STALL_S = 0.0001  # a shorter wait is the lock itself
+SETTLE_S = 15.0  # that a restore waits for a copy in progress, below the limit of one attempt to rebuild
 PEERS_MAX = 4
 CAPTURES_KEPT = 32
 Clock = Callable[[], float]
@@ -222,13 +223,18 @@ class Protector:
         skipped = self.protected.shared_optimizer_bytes()
         return Coverage(self.counters.bytes_shared, self.counters.bytes_own, skipped, tuple(exposed))
 
-    def settle(self, timeout_s: float = 5.0) -> None:
-        """After a fault, with the training thread standing: let copies in progress come to their end."""
+    def settle(self, timeout_s: float = SETTLE_S) -> bool:
+        """After a fault, with the training thread standing: let copies in progress come to their end.
+
+        False where one still reads the live tensors or writes a slot: neither may be written then.
+        """
         deadline_s = self._clock() + timeout_s
         with self._changed:
             while self._sealing and self._clock() < deadline_s:
                 self._changed.wait(CHECK_S)
+            settled = not self._sealing
         settle(self.kept, min(timeout_s, 0.25), self._clock)
+        return settled
 
     def holdings(self) -> list[Holding]:
         """Every sealed copy that this rank can give."""
@@ -272,15 +278,16 @@ class Protector:
             shared = Part.SHARED if snapshot.ends[Part.SHARED] else Part.OWN
             number = generation.number if generation is not None else NEVER
             shards = {part: identity.shard(part) for part in (Part.OWN, shared)}
-            slot.open(number, step, identity.rank, shards)
+            opened = slot.open(number, step, identity.rank, shards)
             copier.reserve(snapshot, slot)
             self._stream.copy(snapshot, slot)
             copied_s = self._clock()
             self._tell(copying=False)
             if self.guard.off:  # nobody waited for the end of it, so it may be torn
-                slot.clear()
+                slot.clear(opened)
                 return
-            slot.seal(copier.checksums(slot))
+            if not slot.seal(copier.checksums(slot), opened):
+                return  # the slot has another content by now
             self.counters.copy_s = copied_s - started_s
             self.counters.seal_s = self._clock() - copied_s
             self._compare_at(step)

@@ -55,7 +55,6 @@ class Generation:
         self._kept = kept
         # All members hold the restored step themselves, so of the kept copies one step before it is enough.
         self._floor = restored - 1
-        self._kept_lock = threading.Lock()
         self._tracker = CommitTracker(ranks, identity.rank, NEVER)
         self._lock = threading.Lock()
         self._on_commit, self._on_equal = on_commit, on_equal
@@ -141,7 +140,7 @@ class Generation:
             wanted = wire.text(header, "checksum")
             if header.get("set"):
                 self._on_equal(step, wire.text(header, "set"), wire.text(header, "equal"))
-            with self._kept_lock:
+            with self._kept.lock:
                 if header.get("kind") == "ask":
                     slot = self._kept.at(step, shard)
                     answer = "kept" if slot is not None and wanted in slot.checksums.values() else "want"
@@ -157,7 +156,7 @@ class Generation:
         slot = self._kept.choose(shard, committed)
         if slot is None:
             raise WireError(f"rank {rank} sends step {step}, but both slots are still needed")
-        slot.open(wire.number(header, "origin"), step, rank, {Part.OWN: shard})
+        opened = slot.open(wire.number(header, "origin"), step, rank, {Part.OWN: shard})
         good = False
         try:
             channel.set_timeout(BODY_S)
@@ -167,9 +166,9 @@ class Generation:
             good = checksum(content) == header["checksum"] and not self.closed.is_set()
         finally:
             if good:
-                slot.seal({Part.OWN: header["checksum"]})
+                good = slot.seal({Part.OWN: header["checksum"]}, opened)
             else:
-                slot.clear()
+                slot.clear(opened)
         return good
 
     def _refuse_other_generations(self, header: dict[str, Any]) -> None:

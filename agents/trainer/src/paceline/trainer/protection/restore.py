@@ -20,7 +20,7 @@ from paceline.trainer.protection.decide import (
     Transfer,
     decide_restore,
 )
-from paceline.trainer.protection.errors import FallbackRequired, ProtectionError
+from paceline.trainer.protection.errors import FallbackRequired, NotSettled, ProtectionError
 from paceline.trainer.protection.exchange import Exchange
 from paceline.trainer.protection.identity import Holding, Member, Part, Place, ShardIdentity
 from paceline.trainer.protection.protector import Protector
@@ -58,11 +58,13 @@ def restore(
 ) -> RestoreReport:
     """Bring every member to one step, and let the protector enter `generation`. Called by all members.
 
-    Raises FallbackRequired, on all members alike, where memory does not suffice.
+    Raises FallbackRequired, on all members alike, where memory does not suffice; NotSettled on this one,
+    before it has announced or written anything, where a copy in progress does not end.
     """
     times = [clock()]
     protector.leave()
-    protector.settle()
+    if not protector.settle():
+        raise NotSettled("the copy of the newest step still reads the live tensors: restore again later")
     times.append(clock())
     identities, holdings, history, finished = _announce(protector, identity, exchange)
     refused: set[Refused] = set()
@@ -167,8 +169,8 @@ def _fetch(
                 bad.append(Refused(each.source, each.shard, plan.step, each.place))
         moved[part] = sum(each.bytes for each in arriving)
         times.append(clock())
-    if not bad:
-        target.seal(dict(target.checksums))
+    if not bad and target.record is not None:
+        target.seal(dict(target.checksums), target.record)
     return bad, moved
 
 

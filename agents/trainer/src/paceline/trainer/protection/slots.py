@@ -6,6 +6,7 @@ steps s and s+1 sealed here and s committed it lets s go, and if a peer dies who
 no step is left that all shards have. A property test shows both.
 """
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -77,20 +78,25 @@ class Slot:
             self.buffers[part] = Buffer(self.pinned)
         return self.buffers[part]
 
-    def open(self, generation: int, step: int, rank: int, shards: dict[Part, str]) -> None:
-        """From now until `seal` the content counts as nothing."""
-        self.record = Record(generation, step, shards[Part.OWN], sealed=False)
+    def open(self, generation: int, step: int, rank: int, shards: dict[Part, str]) -> Record:
+        """From now until `seal` the content counts as nothing; the record is the writer's claim to it."""
+        record = Record(generation, step, shards[Part.OWN], sealed=False)
+        self.record = record
         self.rank, self.shards, self.checksums = rank, shards, {}
+        return record
 
-    def seal(self, checksums: dict[Part, str]) -> None:
-        """The content is complete."""
-        if self.record is not None:
-            self.checksums = checksums
-            self.record = replace(self.record, sealed=True)
+    def seal(self, checksums: dict[Part, str], opened: Record) -> bool:
+        """The content is complete; False where somebody else has opened or cleared the slot since."""
+        if self.record is not opened:
+            return False
+        self.checksums = checksums
+        self.record = replace(opened, sealed=True)
+        return True
 
-    def clear(self) -> None:
-        """Forget the content; the memory stays."""
-        self.record = None
+    def clear(self, opened: Record | None = None) -> None:
+        """Forget the content, with `opened` only where it still is that one; the memory stays."""
+        if opened is None or self.record is opened:
+            self.record = None
 
     def holdings(self, place: Place) -> list[Holding]:
         """What this slot can give, as announced after a failure."""
@@ -110,10 +116,14 @@ class Slot:
 
 
 class Slots:
-    """The slots of one owner: of this rank, or of the rank before it in the ring."""
+    """The slots of one owner: of this rank, or of the rank before it in the ring.
+
+    `lock`: for receivers, of which those of a generation that is being closed overlap the next one's.
+    """
 
     def __init__(self, place: Place, pinned: bool, count: int = 2) -> None:
         self.place = place
+        self.lock = threading.Lock()
         self.all = [Slot(pinned) for _ in range(count)]
 
     def choose(self, shard: str, committed: int) -> Slot | None:

@@ -17,7 +17,7 @@ from paceline.contracts.recovery import (
     parse_members,
 )
 from paceline.trainer.groups import Groups, RebuildFailed, host_store
-from paceline.trainer.protection import FallbackRequired, RestoreReport
+from paceline.trainer.protection import FallbackRequired, NotSettled, RestoreReport
 from paceline.trainer.repair.building import Superseded, build
 from paceline.trainer.repair.control import Control, Epoch, epoch_of, open_control
 from paceline.trainer.repair.errors import NotRepaired, transient_reason
@@ -229,7 +229,7 @@ class Engine:
                 self._control.answer(order, OrderOutcome.FAILED, f"fallback: {error}")
                 failed = error
             except Exception as error:
-                if not (self._groups.ended or isinstance(error, (RebuildFailed, Superseded))):
+                if not (self._groups.ended or isinstance(error, (RebuildFailed, Superseded, NotSettled))):
                     self._control.answer(order, OrderOutcome.FAILED, f"{type(error).__name__}: {error}")
                     raise
                 if self._control.newest(self._epoch) is None:
