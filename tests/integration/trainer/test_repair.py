@@ -31,8 +31,10 @@ def whole(uninterrupted: Callable[..., Any]) -> Any:
 def run(repair_job: Job) -> Job:
     """A job with one standby that has ended; its standby's status is 0 where it was not needed."""
 
-    def start(*faults: Fault, ranks: int = RANKS, standbys: int = 1, **options: Any) -> RepairJob:
-        job = repair_job(PROGRAM, ranks=ranks, standbys=standbys, faults=faults, **options)
+    def start(
+        *faults: Fault, words: tuple[str, ...] = (), ranks: int = RANKS, standbys: int = 1, **options: Any
+    ) -> RepairJob:
+        job = repair_job(PROGRAM, *words, ranks=ranks, standbys=standbys, faults=faults, **options)
         job.await_end()
         return job
 
@@ -95,6 +97,25 @@ def test_without_a_standby_a_fresh_process_joins(
     job = run(Fault("sigkill", 0, 4, "backward"), standbys=0)
     assert kinds(job) == ["recovery", "resumed"], job.output()
     same_outcomes(job.outcomes(), whole)
+
+
+@pytest.mark.parametrize("phase", ["in_collective", "forward", "backward"])
+def test_fsdp2_goes_on_after_a_step_that_was_cut_off(
+    run: Job, uninterrupted: Callable[..., Any], same_outcomes: Callable[..., None], phase: str
+) -> None:
+    words = ("--kind", "fsdp2")
+    job = run(Fault("sigkill", 1, 5, phase), words=words)
+    assert kinds(job) == ["recovery", "resumed"], job.output()
+    same_outcomes(job.outcomes(), uninterrupted(PROGRAM, *words, ranks=RANKS))
+
+
+@pytest.mark.parametrize("standbys", [1, 0], ids=["standby", "joiner"])
+def test_who_takes_a_rank_takes_its_samples_though_the_script_asked_once(
+    run: Job, uninterrupted: Callable[..., Any], same_outcomes: Callable[..., None], standbys: int
+) -> None:
+    job = run(Fault("sigkill", 1, 5, "backward"), words=("--sampler",), standbys=standbys)
+    assert kinds(job) == ["recovery", "resumed"], job.output()
+    same_outcomes(job.outcomes(), uninterrupted(PROGRAM, "--sampler", ranks=RANKS))
 
 
 def test_a_standby_that_dies_during_the_swap_is_replaced_by_the_next(

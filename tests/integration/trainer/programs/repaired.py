@@ -1,6 +1,7 @@
 """A DDP job with everything that has to come back to the bit: momentum, dropout, scheduler, sample ids."""
 
 import argparse
+import itertools
 import os
 import random
 import time
@@ -9,11 +10,43 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
 
 from paceline.trainer import Session
 from paceline.trainer.testing.record import record_end, record_step
 
 WIDTH = 32
+
+
+class Samples:
+    """Of one rank: drawn from its own random numbers, or by torch's sampler, which is told its rank once."""
+
+    def __init__(self, by_sampler: bool) -> None:
+        self.sampler = DistributedSampler(range(10_000), seed=3) if by_sampler else None
+
+    def draw(self, step: int) -> list[int]:
+        if self.sampler is None:
+            return [random.randrange(10_000) for _ in range(8)]
+        self.sampler.set_epoch(step)
+        return list(itertools.islice(self.sampler, 8))
+
+
+def wrap(kind: str, model: Any) -> Any:
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer)
+    return fully_shard(model)
+
+
+def own(state: Any) -> Any:
+    """`state` with the local pieces of what is cut."""
+    if isinstance(state, dict):
+        return {name: own(value) for name, value in state.items()}
+    return getattr(state, "_local_tensor", state)
 
 
 def main() -> None:
@@ -23,6 +56,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes longer")
     parser.add_argument("--checkpoint", help="file to start from and to save to every fifth step")
+    parser.add_argument("--kind", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--sampler", action="store_true", help="and the rank is asked once, at the start")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -31,8 +66,9 @@ def main() -> None:
     layers = [
         module for _ in range(arguments.layers) for module in (torch.nn.Linear(width, width), torch.nn.ReLU())
     ]
-    model = DistributedDataParallel(
-        torch.nn.Sequential(*layers, torch.nn.Dropout(0.1), torch.nn.Linear(width, 1))
+    last = 1 if arguments.kind == "ddp" else width  # what is cut is cut into equal pieces
+    model = wrap(
+        arguments.kind, torch.nn.Sequential(*layers, torch.nn.Dropout(0.1), torch.nn.Linear(width, last))
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
@@ -46,10 +82,21 @@ def main() -> None:
         start = saved.pop("step") + 1
         for name, thing in protected.items():
             thing.load_state_dict(saved[name])
+    samples_of_rank = Samples(arguments.sampler)
+    rank = dist.get_rank()
+    if samples_of_rank.sampler is not None:
+        protected["sampler"] = samples_of_rank.sampler
     session = Session.open(**protected)
+
+    def promote(given: int) -> None:
+        nonlocal rank
+        rank = given
+
+    if os.environ.get("PACELINE_ROLE") == "standby" or not arguments.sampler:
+        session.on_promote(promote)
     for step in session.steps(arguments.steps, start):
         with session.step(step):
-            samples = [random.randrange(10_000) for _ in range(8)]
+            samples = samples_of_rank.draw(step)
             data = torch.tensor(samples, dtype=torch.float32)[:, None].expand(-1, width) / 10_000
             loss = (model(data) - data.mean(1, keepdim=True)).square().mean()
             optimizer.zero_grad()
@@ -61,8 +108,8 @@ def main() -> None:
                 state = {name: thing.state_dict() for name, thing in protected.items()}
                 torch.save({**state, "step": step}, arguments.checkpoint)
             if session.live:
-                record_step(dist.get_rank(), step, loss.item(), samples)
-    record_end(dist.get_rank(), model.state_dict(), optimizer.state_dict())
+                record_step(rank, step, loss.item(), samples)
+    record_end(rank, own(model.state_dict()), own(optimizer.state_dict()))
 
 
 if __name__ == "__main__":

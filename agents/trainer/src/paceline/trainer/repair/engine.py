@@ -21,7 +21,7 @@ from paceline.trainer.protection import FallbackRequired, NotSettled, RestoreRep
 from paceline.trainer.repair.building import Superseded, build
 from paceline.trainer.repair.control import Control, Epoch, epoch_of, open_control
 from paceline.trainer.repair.errors import NotRepaired, transient_reason
-from paceline.trainer.repair.place import support_of
+from paceline.trainer.repair.place import follows_rank, support_of
 from paceline.trainer.repair.points import Point, reach
 from paceline.trainer.repair.protecting import Protection
 from paceline.trainer.repair.wiring import Wiring, wiring
@@ -257,7 +257,7 @@ class Engine:
         self.live = True
         self._report(RecoveryPhase.RENDEZVOUS, ordered, self._step)
         reach(Point.REBUILD, self._step, self.generation)
-        self._wired.forget_gradients()
+        self._wired.forget_step()
         done = self._protection.restore(self._world(), self._number)
         step = done.step - 1
         self._report_restore(done, step + 1)
@@ -265,6 +265,7 @@ class Engine:
         self._replayed = done.replayed
         self._member = True
         if promoted:
+            self._wired.give_rank(self._rank)
             self._call(self.hooks.on_promote, self._rank)
         self._call(self.hooks.on_rebuild, self.generation, step + 1)
         self._tell(step, ready=True)
@@ -359,6 +360,8 @@ def open_engine(environment: Mapping[str, str], protected: Mapping[str, Any]) ->
             "TORCH_DEVICE_BACKEND_AUTOLOAD alone: groups become replaceable when torch is imported"
         )
         return None
+    wired.follow_rank({name: thing for name, thing in protected.items() if follows_rank(thing)})
+    protected = {name: thing for name, thing in protected.items() if not follows_rank(thing)}
     engines: list[Engine] = []
     control = open_control(environment, lambda order: engines[0].take_order(order) if engines else None)
     if control is None:

@@ -37,3 +37,9 @@ def support_of(protected: Mapping[str, Any], backend: str) -> str:
     if backend == "gloo" and all_ddp and "ZeroRedundancyOptimizer" not in names:
         return "verified"
     return "experimental"
+
+
+def follows_rank(thing: object) -> bool:
+    """Whether `thing` has no state but its rank: torch's DistributedSampler, told without importing it."""
+    names = {kind.__name__ for kind in type(thing).__mro__}
+    return "DistributedSampler" in names and not hasattr(thing, "state_dict")

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.trainer.repair.engine import Engine, open_engine
+from paceline.trainer.repair.place import follows_rank
 
 log = logging.getLogger("paceline")
 
@@ -24,11 +25,12 @@ class Session:
         """Begin: after the model, its optimizer and the process group are made, before the first step.
 
         `protected` names objects with `state_dict` and `load_state_dict`: model, optimizer, scheduler,
-        sampler or data loader. Random number generators are protected without being named. TypeError
-        where an object has not both.
+        sampler or data loader. Random number generators are protected without being named. A torch
+        `DistributedSampler` over all ranks may be named too: it has no state, and gets the rank that a
+        standby is given. TypeError where any other object has not both.
         """
         for name, thing in protected.items():
-            if not (
+            if not follows_rank(thing) and not (
                 callable(getattr(thing, "state_dict", None))
                 and callable(getattr(thing, "load_state_dict", None))
             ):

@@ -5,18 +5,21 @@ Called by torch's autoload, so before the script can make a group.
 
 import functools
 import importlib
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.trainer.groups import Groups, install
+from paceline.trainer.groups import Groups, forget_interrupted_step, install
 from paceline.trainer.groups.install import maker
 from paceline.trainer.repair.place import own_address
 from paceline.trainer.supervisor import FD_VARIABLE, ROLE_VARIABLE
 
+log = logging.getLogger("paceline")
+
 
 class Wiring:
-    """`outside`: this process is in no group yet, as a standby or a joiner."""
+    """`outside`: this process is in no group yet, as a standby or a joiner; `rank`: as which it warms up."""
 
     def __init__(self, groups: Groups, outside: bool, rank: int, size: int, host: str) -> None:
         self.groups = groups
@@ -25,6 +28,7 @@ class Wiring:
         self.size = size
         self.host = host
         self._modules: list[Any] = []
+        self._samplers: list[Any] = []
 
     @property
     def connected(self) -> bool:
@@ -39,11 +43,25 @@ class Wiring:
             if callable(getattr(thing, "register_step_pre_hook", None)):
                 thing.register_step_pre_hook(lambda *_: self.groups.check())
 
-    def forget_gradients(self) -> None:
-        """A gradient of the interrupted step must not be added to."""
-        for module in self._modules:
-            for parameter in module.parameters():
-                parameter.grad = None
+    def follow_rank(self, samplers: Mapping[str, Any]) -> None:
+        """Remember whom `give_rank` tells; only a sampler over all ranks can be told."""
+        for name, sampler in samplers.items():
+            if (sampler.num_replicas, sampler.rank) == (self.size, self.rank):
+                self._samplers.append(sampler)
+            else:
+                log.warning(
+                    "paceline: %s samples for %d replicas, the job has %d ranks: set its rank in on_promote",
+                    name, sampler.num_replicas, self.size,
+                )  # fmt: skip
+
+    def give_rank(self, rank: int) -> None:
+        """This process is `rank` from now on."""
+        for sampler in self._samplers:
+            sampler.rank = rank
+
+    def forget_step(self) -> None:
+        """What the interrupted step has left in the modules: gradients, FSDP2's all-gathers and places."""
+        forget_interrupted_step(self._modules)
 
 
 _wiring: Wiring | None = None
@@ -57,9 +75,11 @@ def wire(environment: Mapping[str, str] = os.environ) -> Wiring | None:
     """Install the replaceable groups in a supervised process; None elsewhere. The same at every call."""
     global _wiring
     if _wiring is None and environment.get(FD_VARIABLE):
-        outside = environment.get(ROLE_VARIABLE, "member") != "member"
+        role = environment.get(ROLE_VARIABLE, "member")
+        outside = role != "member"
         size = int(environment.get("WORLD_SIZE") or 1)
-        rank = size - 1 if outside else int(environment.get("RANK") or 0)
+        # A joiner is started for one rank, and its script may ask for it once; a standby may get any.
+        rank = size - 1 if role == "standby" else int(environment.get("RANK") or 0)
         _wiring = Wiring(
             install(environment.get("PACELINE_JOB_ID") or "job"),
             outside,

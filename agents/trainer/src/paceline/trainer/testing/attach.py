@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.trainer.repair import points
@@ -13,6 +13,8 @@ from paceline.trainer.testing.injector import Injector
 from paceline.trainer.testing.job import GATE_VARIABLE
 
 GATE_S_MAX = 120.0
+GATHERS = ("_allgather_base", "all_gather_single")  # names of one operation in different versions of torch
+SCATTERS = ("_reduce_scatter_base", "reduce_scatter_single")
 log = logging.getLogger("paceline")
 
 
@@ -39,8 +41,16 @@ def attach_injector(
         },
     )
     points.observe(injector)
+    sharded = any(hasattr(thing, "reset_iter_state") for thing in protected.values())  # FSDP2
     if injector.wants(Point.BACKWARD):
-        _at_a_gradient(protected, lambda: points.reach(Point.BACKWARD, engine.step, engine.generation))
+
+        def backward() -> None:
+            points.reach(Point.BACKWARD, engine.step, engine.generation)
+
+        if sharded:  # it gives the gradients to the parameters without autograd
+            _at_operations(wired, SCATTERS, backward)
+        else:
+            _at_a_gradient(protected, backward)
     if injector.wants(Point.OPTIMIZER):
         for thing in protected.values():
             if callable(getattr(thing, "register_step_pre_hook", None)):
@@ -48,7 +58,11 @@ def attach_injector(
                     lambda *_: points.reach(Point.OPTIMIZER, engine.step, engine.generation)
                 )
     if injector.wants(Point.IN_COLLECTIVE):
-        _at_operations(wired, lambda: points.reach(Point.IN_COLLECTIVE, engine.step, engine.generation))
+        _at_operations(
+            wired,
+            GATHERS if sharded else ("allreduce",),
+            lambda: points.reach(Point.IN_COLLECTIVE, engine.step, engine.generation),
+        )
 
 
 class _Gate:
@@ -80,14 +94,17 @@ def _at_a_gradient(protected: Mapping[str, Any], call: Callable[[], None]) -> No
                 return
 
 
-def _at_operations(wired: Any, call: Callable[[], None]) -> None:
-    """After an all_reduce was handed to the backend: it is in flight on all members then."""
+def _at_operations(wired: Any, names: Sequence[str], call: Callable[[], None]) -> None:
+    """After one was handed to the backend: it is in flight on all members then."""
     for group in wired.groups.living().values():
-        issue = group.allreduce
+        for name in names:
+            issue = getattr(group, name, None)
+            if issue is None:
+                continue
 
-        def allreduce(*arguments: Any, _issue: Callable[..., Any] = issue, **keywords: Any) -> Any:
-            work = _issue(*arguments, **keywords)
-            call()
-            return work
+            def issued(*arguments: Any, _issue: Callable[..., Any] = issue, **keywords: Any) -> Any:
+                work = _issue(*arguments, **keywords)
+                call()
+                return work
 
-        group.allreduce = allreduce  # the trampoline asks the instance first
+            setattr(group, name, issued)  # the trampoline asks the instance first
