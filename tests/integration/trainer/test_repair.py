@@ -109,6 +109,22 @@ def test_fsdp2_goes_on_after_a_step_that_was_cut_off(
     same_outcomes(job.outcomes(), uninterrupted(PROGRAM, *words, ranks=RANKS))
 
 
+def test_a_rank_of_a_stage_is_restored_from_its_own_stage(
+    run: Job, uninterrupted: Callable[..., Any], same_outcomes: Callable[..., None]
+) -> None:
+    words = ("--kind", "stages")
+    job = run(Fault("sigkill", 2, 5, "backward"), words=words)
+    assert kinds(job) == ["recovery", "resumed"], job.output()
+    same_outcomes(job.outcomes(), uninterrupted(PROGRAM, *words, ranks=RANKS))
+
+
+def test_a_stage_of_which_nobody_is_left_is_not_restored_from_another(run: Job) -> None:
+    faults = [Fault("sigkill", rank, 5, "forward") for rank in (0, 2)]
+    job = run(*faults, words=("--kind", "stages"), standbys=2)
+    assert kinds(job)[-1] == "fallback", job.output()
+    assert "shard_lost" in str(job.controller.of_kind("fallback")[0].detail), job.output()
+
+
 @pytest.mark.parametrize("standbys", [1, 0], ids=["standby", "joiner"])
 def test_who_takes_a_rank_takes_its_samples_though_the_script_asked_once(
     run: Job, uninterrupted: Callable[..., Any], same_outcomes: Callable[..., None], standbys: int

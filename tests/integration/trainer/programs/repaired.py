@@ -34,6 +34,10 @@ class Samples:
 def wrap(kind: str, model: Any) -> Any:
     if kind == "ddp":
         return DistributedDataParallel(model)
+    if kind == "stages":  # two of them, whose ranks alternate
+        size = dist.get_world_size()
+        groups = [dist.new_group(list(range(stage, size, 2))) for stage in range(2)]
+        return DistributedDataParallel(model, process_group=groups[dist.get_rank() % 2])
     from torch.distributed.fsdp import fully_shard
 
     for layer in model:
@@ -56,17 +60,17 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes longer")
     parser.add_argument("--checkpoint", help="file to start from and to save to every fifth step")
-    parser.add_argument("--kind", choices=("ddp", "fsdp2"), default="ddp")
+    parser.add_argument("--kind", choices=("ddp", "stages", "fsdp2"), default="ddp")
     parser.add_argument("--sampler", action="store_true", help="and the rank is asked once, at the start")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    torch.manual_seed(7)
+    torch.manual_seed(7 + (dist.get_rank() % 2 if arguments.kind == "stages" else 0))
     width = arguments.width
     layers = [
         module for _ in range(arguments.layers) for module in (torch.nn.Linear(width, width), torch.nn.ReLU())
     ]
-    last = 1 if arguments.kind == "ddp" else width  # what is cut is cut into equal pieces
+    last = 1 if arguments.kind != "fsdp2" else width  # what is cut is cut into equal pieces
     model = wrap(
         arguments.kind, torch.nn.Sequential(*layers, torch.nn.Dropout(0.1), torch.nn.Linear(width, last))
     )

@@ -141,8 +141,9 @@ def is_current(generation: int, step: int, history: History) -> bool:
 
 
 def _parts(identity: ShardIdentity, copies: Copies) -> list[Part]:
-    """The shared part is needed where anybody of the replica set ever had one."""
-    return [Part.OWN, Part.SHARED] if identity.shard(Part.SHARED) in copies else [Part.OWN]
+    """The shared part is needed where anybody of the replica set ever had one, or should have."""
+    needed = identity.shares or identity.shard(Part.SHARED) in copies
+    return [Part.OWN, Part.SHARED] if needed else [Part.OWN]
 
 
 def _differing(copies: Copies, wanted: Iterable[str], step: int) -> str:

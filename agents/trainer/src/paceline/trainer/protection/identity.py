@@ -35,13 +35,15 @@ class ShardIdentity:
 
     `replica_set` names the ranks that hold equal parameters (same tensor and pipeline coordinates).
     `layout` is anything that changes when shards are cut differently, such as "dp4-tp2": a copy of
-    another layout is never applied.
+    another layout is never applied. `shares`: it surely has a shared part, so that a set of which no copy
+    is left counts as lost.
     """
 
     job: str
     rank: int
     replica_set: str = "0"
     layout: str = ""
+    shares: bool = False
 
     def shard(self, part: Part) -> str:
         """Name of a logical shard, equal on all members of the job."""

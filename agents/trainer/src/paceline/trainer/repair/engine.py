@@ -72,6 +72,7 @@ class Engine:
         self._step = -1
         self._replayed = 0
         self.live = not wired.outside
+        self._warming = not self.live  # takes its steps in the sandbox
         self._member = self.live  # of a generation that has been restored
         self.stores: list[Any] = []
         store, self._endpoint = host_store(wired.host)
@@ -129,6 +130,7 @@ class Engine:
 
     def _stand_by(self) -> int:
         """Wait until a generation needs this process, however long; the step that is due then."""
+        self._warming = False
         self._tell(-1, ready=True)
         self._failed_at_s = self._clock()
         return self._recover(patient=True)
@@ -184,7 +186,12 @@ class Engine:
         )
 
     def take_order(self, order: Order) -> None:
-        """A newer generation begins: what is in flight ends now; from the control thread."""
+        """A newer generation begins: what is in flight ends now; from the control thread.
+
+        A warm-up goes on: nothing of it waits for anybody, and its steps are not there to be cut off.
+        """
+        if self._warming:
+            return
         self._groups.abort(self._groups.generation, f"generation {order.generation} begins")
 
     def _is_broken(self) -> bool:
@@ -375,7 +382,7 @@ def open_engine(environment: Mapping[str, str], protected: Mapping[str, Any]) ->
         wired.groups.check,
     )
     wait_s = float(environment.get(WAIT_VARIABLE) or 60.0)
-    engine = Engine(control, wired, protection, support_of(protected, "gloo"), wait_s)
+    engine = Engine(control, wired, protection, support_of(protected, "gloo", wired.size), wait_s)
     engines.append(engine)
     wired.groups.on_fault = engine.tell_fault
     end_soon_after_errors(control)

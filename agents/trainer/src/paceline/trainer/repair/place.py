@@ -4,6 +4,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.trainer.repair.replicas import is_ddp
+
 HOST_VARIABLE = "PACELINE_HOST"
 LOOPBACK = "127.0.0.1"
 
@@ -29,11 +31,16 @@ def own_address(environment: Mapping[str, str]) -> str:
         return LOOPBACK
 
 
-def support_of(protected: Mapping[str, Any], backend: str) -> str:
-    """`verified` for what tests repair to the bit, DDP with plain optimizers on gloo; else `experimental`."""
+def support_of(protected: Mapping[str, Any], backend: str, world_size: int) -> str:
+    """`verified` for what tests repair to the bit, DDP over the world with plain optimizers on gloo.
+
+    `experimental` for the rest.
+    """
     names = {type(thing).__name__ for thing in protected.values()}
     models = [thing for thing in protected.values() if callable(getattr(thing, "parameters", None))]
-    all_ddp = bool(models) and all(type(model).__name__ == "DistributedDataParallel" for model in models)
+    all_ddp = bool(models) and all(
+        is_ddp(model) and int(model.process_group.size()) == world_size for model in models
+    )
     if backend == "gloo" and all_ddp and "ZeroRedundancyOptimizer" not in names:
         return "verified"
     return "experimental"

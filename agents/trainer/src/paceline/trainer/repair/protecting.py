@@ -15,6 +15,7 @@ from paceline.trainer.protection import (
     ShardIdentity,
     restore,
 )
+from paceline.trainer.repair.replicas import replicas_of, torch_ranks_of
 
 KEY_BYTES = 32
 
@@ -32,7 +33,8 @@ class Protection:
         self._job = job
         self._domain = domain
         self._key = b""
-        self._protected = Protected(objects, replicas=replicas_of(objects))
+        self._replicas = replicas_of(objects, torch_ranks_of)
+        self._protected = Protected(objects, replicas=self._replicas.size, sharded=self._replicas.own)
         self.protector = Protector(self._protected, check=check, host=host)
 
     @property
@@ -53,15 +55,19 @@ class Protection:
         """All members at once, before the first step: meet, and protect the state after `step`."""
         exchange = GroupExchange(group)
         members = self._meet(exchange)
-        self.protector.join(ShardIdentity(self._job, exchange.rank), members, self._key, generation)
+        self.protector.join(self._identity(exchange.rank), members, self._key, generation)
         self.end_step(step)
 
     def restore(self, group: Any, generation: int) -> RestoreReport:
         """All members at once, on the new group; FallbackRequired on all of them where memory has no step."""
         exchange = GroupExchange(group)
         members = self._meet(exchange)
-        identity = ShardIdentity(self._job, exchange.rank)
+        identity = self._identity(exchange.rank)
         return restore(self.protector, identity, members, self._key, generation, exchange)
+
+    def _identity(self, rank: int) -> ShardIdentity:
+        name = self._replicas.name(torch_ranks_of)
+        return ShardIdentity(self._job, rank, name, shares=self._replicas.shares)
 
     def _meet(self, exchange: GroupExchange) -> list[Member]:
         """Everybody's replica server as it is now, and the job's key: that of the lowest rank that has one.
@@ -82,16 +88,3 @@ class Protection:
         if kept:
             newest = max(kept, key=lambda slot: slot.record.step if slot.record is not None else -1)
             newest.buffer(Part.OWN).content()[0] ^= 1
-
-
-def replicas_of(objects: Mapping[str, Any]) -> int:
-    """How many ranks hold the same parameters, this one included: those of the group that DDP keeps equal.
-
-    1 where nothing says so: then parameters travel to the neighbour with the rest.
-    """
-    sizes = [
-        int(thing.process_group.size())
-        for thing in objects.values()
-        if type(thing).__name__ == "DistributedDataParallel" and hasattr(thing, "process_group")
-    ]
-    return min(sizes, default=1)

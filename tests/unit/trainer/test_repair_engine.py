@@ -1,0 +1,61 @@
+"""The part of a session's engine that needs no job."""
+
+from typing import Any, cast
+
+import pytest
+
+from paceline.contracts.recovery import Order, OrderKind
+from paceline.trainer.repair import engine as engines
+from paceline.trainer.repair.control import Control
+from paceline.trainer.repair.engine import Engine
+from paceline.trainer.repair.protecting import Protection
+from paceline.trainer.repair.wiring import Wiring
+
+
+class Groups:
+    generation = 0
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+
+    def abort(self, generation: int, reason: str) -> bool:
+        self.aborted.append(reason)
+        return True
+
+
+class Control_:
+    member = "m"
+
+    def tell_state(self, state: object) -> None:
+        pass
+
+
+class Protection_:
+    replica = "h:1"
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(outside: bool) -> tuple[Engine, Groups]:
+        monkeypatch.setattr(engines, "host_store", lambda host: (object(), "h:2"))
+        groups = Groups()
+        wired = Wiring(cast(Any, groups), outside, 1, 2, "h")
+        control, protection = cast(Control, Control_()), cast(Protection, Protection_())
+        return Engine(control, wired, protection, "verified", 1.0), groups
+
+    return make
+
+
+def order(generation: int) -> Order:
+    return Order(f"o{generation}", OrderKind.REBUILD, generation, 0, 4e9, {})
+
+
+def test_an_order_cuts_a_step_off_but_no_warm_up(engine: Any) -> None:
+    member, groups = engine(outside=False)
+    member.take_order(order(1))
+    assert groups.aborted == ["generation 1 begins"]
+    joiner, groups = engine(outside=True)
+    steps = joiner.steps(10, 0)
+    assert next(steps) == 0
+    joiner.take_order(order(1))
+    assert groups.aborted == [], "an exception in its step would be nobody's fault and end it"
