@@ -9,11 +9,23 @@ from paceline.trainer.repair import engine as engines
 from paceline.trainer.repair.control import Control
 from paceline.trainer.repair.engine import Engine
 from paceline.trainer.repair.protecting import Protection
+from paceline.trainer.repair.session import Session
 from paceline.trainer.repair.wiring import Wiring
+
+
+class Ended(RuntimeError):
+    pass
+
+
+class Life:
+    def error(self) -> Exception:
+        return Ended("the generation has ended")
 
 
 class Groups:
     generation = 0
+    ended = False
+    life = Life()
 
     def __init__(self) -> None:
         self.aborted: list[str] = []
@@ -32,6 +44,13 @@ class Control_:
 
 class Protection_:
     replica = "h:1"
+    settled = True
+
+    def begin_step(self) -> None:
+        raise Ended("the generation has ended")
+
+    def settle(self) -> bool:
+        return self.settled
 
 
 @pytest.fixture
@@ -59,3 +78,19 @@ def test_an_order_cuts_a_step_off_but_no_warm_up(engine: Any) -> None:
     assert next(steps) == 0
     joiner.take_order(order(1))
     assert groups.aborted == [], "an exception in its step would be nobody's fault and end it"
+
+
+def test_a_generation_that_ends_at_the_head_of_a_step_ends_the_step_and_not_the_script(engine: Any) -> None:
+    member, groups = engine(outside=False)
+    session = Session(member)
+    groups.ended = True
+    with session.step(3):
+        begun = True
+    assert begun
+    assert member._is_broken()
+
+
+def test_what_is_no_end_of_a_generation_leaves_the_head_of_a_step(engine: Any) -> None:
+    member, _ = engine(outside=False)
+    with pytest.raises(Ended), Session(member).step(3):
+        pass

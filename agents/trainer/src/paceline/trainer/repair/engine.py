@@ -137,8 +137,20 @@ class Engine:
 
     def begin_step(self, number: int) -> None:
         if self.live:
-            self._protection.begin_step()
+            self._await_copy()
             reach(Point.FORWARD, number, self.generation)
+
+    def _await_copy(self) -> None:
+        """The gate of the step before, where no optimizer has one; nothing leaves the head of a step.
+
+        Where the generation ends meanwhile the body begins all the same and comes to its end as any step
+        that is cut off, once the copier reads nothing that it may write.
+        """
+        try:
+            self._protection.begin_step()
+        except Exception:
+            if not (self._groups.ended and self._protection.settle()):
+                raise
 
     def end_step(self, number: int, error: BaseException | None) -> bool:
         """Whether the exception goes no further."""

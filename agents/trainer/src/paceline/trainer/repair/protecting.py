@@ -44,6 +44,10 @@ class Protection:
     def begin_step(self) -> None:
         self.protector.begin_step()
 
+    def settle(self) -> bool:
+        """Whether no copy is in progress, after a wait for the one that was."""
+        return self.protector.settle()
+
     def end_step(self, step: int) -> None:
         self.protector.end_step(step + 1)
 
