@@ -1,5 +1,7 @@
 """Ranks as threads of one process: real tensors, real sockets on loopback, no process group."""
 
+import errno
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +24,7 @@ from paceline.trainer.protection import (
 from paceline.trainer.protection.checksum import checksum
 from paceline.trainer.protection.identity import Place
 from paceline.trainer.protection.replica import Generation
+from paceline.trainer.protection.server import Server
 from paceline.trainer.protection.slots import Slots
 
 torch = pytest.importorskip("torch")
@@ -351,3 +354,24 @@ def test_a_receiver_of_a_dead_generation_neither_seals_nor_clears_what_its_succe
     assert answers == [True, False]
     assert kept.at(5, shard) is not None, "the copy that was acknowledged is there"
     assert old._kept.lock is new._kept.lock
+
+
+def test_the_replica_server_outlives_an_error_of_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = threading.Event()
+    accept = socket.socket.accept
+
+    def once(self: socket.socket) -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.EMFILE, "too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", once)
+    server = Server()
+    try:
+        assert failed.wait(20)
+        host, port = server.endpoint.split(":")
+        with socket.create_connection((host, int(port)), 20) as peer:
+            assert peer.recv(1) == b"", "taken, and sent away: there is no generation yet"
+    finally:
+        server.close()

@@ -14,6 +14,7 @@ from paceline.trainer.protection.wire import Channel
 log = logging.getLogger("paceline.protection")
 
 CONNECTIONS_MAX = 64
+ACCEPT_PAUSE_S = 0.1
 
 
 class Server:
@@ -21,13 +22,17 @@ class Server:
 
     def __init__(self, host: str = "127.0.0.1", advertise: str = "") -> None:
         self._listener = socket.create_server((host, 0), backlog=CONNECTIONS_MAX)
+        self._listener.settimeout(None)  # whatever default the script has set for its own sockets
+        self._closed = threading.Event()
         self.endpoint = f"{advertise or host}:{self._listener.getsockname()[1]}"
         self.generation: Generation | None = None
         self.refused_connections = 0
+        self.failed_accepts = 0
         self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
         threading.Thread(target=self._accept, name="paceline-replicas", daemon=True).start()
 
     def close(self) -> None:
+        self._closed.set()
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -38,8 +43,13 @@ class Server:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:  # out of descriptors for a moment, or a peer that left at once
+                if self._closed.wait(ACCEPT_PAUSE_S):
+                    return
+                self.failed_accepts += 1
+                if self.failed_accepts == 1:
+                    log.warning("the replica server cannot take a connection (%s) and tries again", error)
+                continue
             if not self._room.acquire(blocking=False):
                 self.refused_connections += 1
                 sock.close()
