@@ -35,9 +35,7 @@ def guard(
         return Reason.CIRCUIT_BREAKER
     if len(recent(job.acted, HOUR_S, world.now_s)) >= policy.limits.per_hour_max:
         return Reason.RATE_LIMIT
-    if needs_lease(action, world) and not all(
-        found is not None and found.lease_s > 0 for found in map(world.get, action.leaver_names)
-    ):
+    if any(not _has_lease(name, world) for name in need_lease(action, world)):
         return Reason.NOT_FENCED
     return None
 
@@ -51,13 +49,18 @@ def recent(times: Sequence[float], within_s: float, now_s: float) -> tuple[float
     return tuple(at for at in times if now_s - at < within_s)
 
 
-def needs_lease(action: Action, world: World) -> bool:
-    """Whether nobody on the leavers' node can be told to kill them."""
-    return action.kind is RepairKind.SWAP and bool(action.node) and not _all_gone(action, world)
+def need_lease(action: Action, world: World) -> list[str]:
+    """Leavers that may still run, on a node where nobody can be told to kill them."""
+    if action.kind is not RepairKind.SWAP:
+        return []
+    return [name for name in sorted(action.on_lost_nodes) if not _is_gone(name, action, world)]
 
 
-def _all_gone(action: Action, world: World) -> bool:
-    return all(
-        name in action.fenced or ((found := world.get(name)) is not None and found.child_pid == 0)
-        for name in action.leaver_names
-    )
+def _has_lease(name: str, world: World) -> bool:
+    found = world.get(name)
+    return found is not None and found.lease_s > 0
+
+
+def _is_gone(name: str, action: Action, world: World) -> bool:
+    found = world.get(name)
+    return name in action.fenced or (found is not None and found.child_pid == 0)

@@ -54,6 +54,7 @@ class Reason(str, Enum):
     MEMBERS_UNKNOWN = "members_unknown"  # not every rank of the job has a supervisor
     # What is done.
     PROPOSED = "proposed"
+    SUPERSEDED = "superseded"  # by a fault that may be repaired now, or that must not wait
     MERGED = "merged"  # a second fault before anything was done: one action for both
     PREPARED = "prepared"
     FENCE = "fence"
@@ -131,6 +132,19 @@ class Seat:
 
 
 @dataclass(frozen=True)
+class Ground:
+    """Why one member is to leave; it may be withdrawn by itself. `member` is empty where nobody leaves."""
+
+    member: str
+    cause: RepairCause
+    kind: RepairKind
+    not_before_s: float
+    message: str
+    node: str = ""  # that was lost with it: nobody there can kill it
+    incident: str = ""
+
+
+@dataclass(frozen=True)
 class Action:
     """One proposal and what became of it."""
 
@@ -144,9 +158,8 @@ class Action:
     source: str  # the event it comes from
     created_s: float
     expires_s: float
-    not_before_s: float = 0.0
+    grounds: tuple[Ground, ...] = ()  # one for each leaver that a fault has named, the newest last
     incident: str = ""
-    node: str = ""  # that was lost
     leavers: tuple[Seat, ...] = ()
     joiners: tuple[str, ...] = ()
     fenced: tuple[str, ...] = ()  # leavers whose end is proven
@@ -169,6 +182,19 @@ class Action:
     @property
     def leaver_names(self) -> frozenset[str]:
         return frozenset(seat.member for seat in self.leavers)
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Members that a fault has named; other leavers only had no living process at the last look."""
+        return frozenset(ground.member for ground in self.grounds if ground.member)
+
+    @property
+    def not_before_s(self) -> float:
+        return max((ground.not_before_s for ground in self.grounds), default=0.0)
+
+    @property
+    def on_lost_nodes(self) -> frozenset[str]:
+        return frozenset(ground.member for ground in self.grounds if ground.node)
 
 
 @dataclass(frozen=True)

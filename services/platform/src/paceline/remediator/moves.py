@@ -64,7 +64,7 @@ def consider(job: JobRepair, action: Action, world: World) -> Step:
         return end(job, action, ActionStatus.EXPIRED, reason, RepairState.HEALTHY, world)
     if action.status is ActionStatus.PROPOSED and world.now_s >= action.expires_s:
         return end(job, action, ActionStatus.EXPIRED, Reason.EXPIRED, RepairState.HEALTHY, world)
-    plan = plan_seats(job, world, action.leaver_names, same=action.kind is RepairKind.RETRY)
+    plan = plan_seats(job, world, action.named, same=action.kind is RepairKind.RETRY)
     if action.kind is not RepairKind.FALLBACK and isinstance(plan, Reason):
         if plan is Reason.WAIT_STANDBY and world.now_s < action.created_s + limits.standby_s:
             return waits(job, action, plan, RepairState.PREPARING)
@@ -161,24 +161,18 @@ def fence(job: JobRepair, action: Action, world: World) -> Step:
     limits = limits_of(action, world)
     left = unfenced(action, world)
     effects: list[Effect] = []
-    wait_s = limits.fence_s
-    if action.node:
-        found = [world.get(seat.member) for seat in left]
-        wait_s = max([member.lease_s for member in found if member is not None], default=0.0)
-    else:
-        for seat in left:
-            words = {"pid": str(seat.child_pid), "pid_start": str(seat.child_pid_start)}
-            words["member"] = seat.member
-            effects.append(
-                SendOrder(
-                    CommandKind.FENCE,
-                    (seat.member,),
-                    newest(job, world),
-                    action.attempt_no,
-                    wait_s,
-                    words | why(action),
-                )
-            )
+    lost = action.on_lost_nodes
+    leases = [found.lease_s for seat in left if seat.member in lost and (found := world.get(seat.member))]
+    near = [seat for seat in left if seat.member not in lost]
+    wait_s = max([*leases, *([limits.fence_s] if near else [])], default=0.0)
+    for seat in near:
+        words = {"pid": str(seat.child_pid), "pid_start": str(seat.child_pid_start)}
+        words["member"] = seat.member
+        order = SendOrder(
+            CommandKind.FENCE, (seat.member,), newest(job, world), action.attempt_no, limits.fence_s,
+            words | why(action),
+        )  # fmt: skip
+        effects.append(order)
     action = replace(action, reason=Reason.FENCE, deadline_s=world.now_s + wait_s)
     return Step(replace(job, state=RepairState.FENCING, action=action), tuple(effects), Reason.FENCE)
 
@@ -295,7 +289,8 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
     if job.over:
         return Step(job, (), Reason.NOTHING_DUE)  # a short job ends before the proof of its repair is read
     if job.state is RepairState.FENCING:
-        if all_fenced(action, world) or (late and action.node):
+        left = {seat.member for seat in unfenced(action, world)}
+        if not left or (late and left <= action.on_lost_nodes):
             return rebuild(job, action, world)
         if late and action.attempt_no + 1 < limits_of(action, world).tries_max:
             return fence(job, replace(action, attempt_no=action.attempt_no + 1), world)

@@ -1,6 +1,6 @@
 """From what was seen to an action: pure. A fault that is under way, repaired or foreign makes none."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from paceline.contracts.commands import CommandKind
 from paceline.contracts.ids import derived_id
@@ -24,30 +24,15 @@ from paceline.remediator.model import (
     Step,
     World,
 )
-from paceline.remediator.moves import end, given_up, rebuild_without, roll_back
+from paceline.remediator.moves import given_up, rebuild_without, roll_back
 from paceline.remediator.planning import is_complete, lost_seats, newest, open_seats
+from paceline.remediator.proposals import Fault, raise_fault, withdraw
 
 # SIGTERM and SIGINT, as a signal and as a shell or a handler turns them into a status.
 TOLD_TO_STOP = (-15, -2, 143, 130)
 SAME_ERROR_S = 10.0  # error exits of several members within it have one cause
 REPAIRED_S = 600.0  # a verdict on what was repaired may come so much later
 RELEASE_S = 60.0  # that an order to let go is valid
-MODES = (RepairMode.OBSERVE, RepairMode.APPROVE, RepairMode.AUTO)  # most careful first
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What a proposal is made from. `gone`: leavers whose end is proven already."""
-
-    source: str
-    cause: RepairCause
-    kind: RepairKind
-    leavers: tuple[Seat, ...]
-    message: str
-    not_before_s: float
-    incident: str = ""
-    node: str = ""
-    gone: tuple[str, ...] = ()
 
 
 def process_exit(job: JobRepair, event: ProcessExit, world: World) -> Step:
@@ -153,10 +138,7 @@ def process_stopped(job: JobRepair, event: ProcessStopped, world: World) -> Step
     frozen = tuple(name for name in job.frozen if name != seat.member)
     job = replace(job, frozen=frozen if event.resumed else (*frozen, seat.member))
     if event.resumed:
-        waits = action is not None and not action.status.is_under_way and action.cause is RepairCause.FROZEN
-        if action is not None and waits and seat.member in action.leaver_names:
-            return end(job, action, ActionStatus.EXPIRED, Reason.WENT_AWAY, RepairState.HEALTHY, world)
-        return Step(job, (), Reason.NOTHING_DUE)
+        return withdraw(job, lambda one: one.cause is RepairCause.FROZEN and one.member == seat.member, world)
     if world.now_s - event.at_s > limits.event_s_max:
         return Step(job, (), Reason.STALE)
     if action is not None and action.status.is_under_way:
@@ -173,9 +155,7 @@ def node_lost(job: JobRepair, event: NodeLost, world: World) -> Step:
     limits = world.policies.of(RepairCause.NODE_LOST).limits
     action = job.action
     if event.back:
-        if action is not None and not action.status.is_under_way and action.node == event.node:
-            return end(job, action, ActionStatus.EXPIRED, Reason.WENT_AWAY, RepairState.HEALTHY, world)
-        return Step(job, (), Reason.NOTHING_DUE)
+        return withdraw(job, lambda one: one.node == event.node, world)
     if world.now_s - event.at_s > limits.event_s_max:
         return Step(job, (), Reason.STALE)
     found = {member.member for member in world.members if member.node == event.node and not member.left}
@@ -231,7 +211,12 @@ def judged(job: JobRepair, event: Judged, world: World) -> Step:
     seats = _blamed(job, event, world)
     action = job.action
     if action is not None and set(event.ranks) & {seat.rank for seat in action.leavers}:
-        linked = replace(action, incident=action.incident or event.incident)
+        ranks = {seat.member for seat in action.leavers if seat.rank in event.ranks}
+        grounds = tuple(
+            replace(one, incident=event.incident) if one.member in ranks and not one.incident else one
+            for one in action.grounds
+        )
+        linked = replace(action, incident=action.incident or event.incident, grounds=grounds)
         return Step(replace(job, action=linked), (LinkIncident(action.id, event.incident),), Reason.MERGED)
     last = job.last
     is_late = last is not None and world.now_s - last.at_s < REPAIRED_S and event.opened_s <= last.at_s + 60.0
@@ -260,12 +245,8 @@ def judged(job: JobRepair, event: Judged, world: World) -> Step:
 
 def _resolved(job: JobRepair, event: Judged, world: World) -> Step:
     """Progress by itself takes back what only a verdict had asked for."""
-    action = job.action
-    if action is None or action.status.is_under_way or action.incident != event.incident:
-        return Step(job, (), Reason.NOTHING_DUE)
-    if action.cause in (RepairCause.PROCESS_EXIT, RepairCause.NODE_LOST):
-        return Step(job, (), Reason.NOTED)
-    return end(job, action, ActionStatus.EXPIRED, Reason.WENT_AWAY, RepairState.HEALTHY, world)
+    proven = (RepairCause.PROCESS_EXIT, RepairCause.NODE_LOST)
+    return withdraw(job, lambda one: one.incident == event.incident and one.cause not in proven, world)
 
 
 def _blamed(job: JobRepair, event: Judged, world: World) -> tuple[Seat, ...]:
@@ -290,43 +271,6 @@ def _capture(job: JobRepair, event: Judged, world: World) -> Step:
         expires_s=world.now_s, incident=event.incident,
     )  # fmt: skip
     return Step(job, (Capture(action),), Reason.CAPTURE)
-
-
-# ---------------------------------------------------------------------- the proposal
-
-
-def raise_fault(job: JobRepair, fault: Fault, world: World) -> Step:
-    """A new proposal, or one more leaver of the one that waits."""
-    action = job.action
-    if action is None:
-        return Step(replace(job, action=_propose(job, fault, world)), (), Reason.PROPOSED)
-    names = {seat.member for seat in fault.leavers}
-    if names <= action.leaver_names and fault.kind is action.kind and fault.cause is action.cause:
-        merged = replace(action, incident=action.incident or fault.incident)
-        return Step(replace(job, action=merged), (), Reason.DUPLICATE)
-    fresh = _propose(job, fault, world)
-    leavers = (*action.leavers, *(seat for seat in fault.leavers if seat.member not in action.leaver_names))
-    merged = replace(
-        fresh,
-        id=action.id, source=action.source, created_s=action.created_s,
-        incident=action.incident or fault.incident,
-        kind=action.kind if action.kind is RepairKind.FALLBACK else fault.kind,
-        mode=min(action.mode, fresh.mode, key=MODES.index) if leavers != fault.leavers else fresh.mode,
-        message=f"{fault.message}; {action.message}"[:1000], leavers=leavers,
-        fenced=tuple(dict.fromkeys((*action.fenced, *fault.gone))), node=fault.node or action.node,
-    )  # fmt: skip
-    return Step(replace(job, action=merged), (), Reason.MERGED)
-
-
-def _propose(job: JobRepair, fault: Fault, world: World) -> Action:
-    policy = world.policies.of(fault.cause)
-    return Action(
-        id=derived_id("act", job.job, job.attempt, fault.source), kind=fault.kind, cause=fault.cause,
-        status=ActionStatus.PROPOSED, mode=policy.mode, reason=Reason.PROPOSED, message=fault.message,
-        source=fault.source, created_s=world.now_s, expires_s=world.now_s + policy.limits.proposal_s,
-        not_before_s=fault.not_before_s, incident=fault.incident, node=fault.node, leavers=fault.leavers,
-        fenced=fault.gone, requeue=fault.cause is not RepairCause.SOFTWARE,
-    )  # fmt: skip
 
 
 def _code_text(code: int | None) -> str:

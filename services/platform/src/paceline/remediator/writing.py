@@ -21,6 +21,7 @@ from paceline.remediator.model import (
     Capture,
     Closed,
     Event,
+    Ground,
     JobRepair,
     LinkIncident,
     Member,
@@ -133,6 +134,9 @@ def requested_action(
     return Action(
         id=row.id, kind=RepairKind.PLANNED_SWAP, cause=cause, status=ActionStatus(row.status),
         mode=policies.of(cause).mode, reason=Reason.PROPOSED, message=row.message, source=row.id,
+        grounds=tuple(
+            Ground(seat.member, cause, RepairKind.PLANNED_SWAP, 0.0, row.message[:300]) for seat in seats
+        ),
         created_s=to_unix(row.created_at), expires_s=to_unix(row.expires_at), leavers=seats,
         cancelled=row.cancel_requested,
     )  # fmt: skip
