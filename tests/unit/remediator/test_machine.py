@@ -155,7 +155,7 @@ class TestGivingUp:
         rig.tick(60)
         step = rig.feed(judged(rig, RepairCause.PROCESS_EXIT, 1))
         assert [type(effect) for effect in step.effects] == [LinkIncident]
-        assert rig.feed(judged(rig, RepairCause.FROZEN, 2)).reason is Reason.JOB_OVER
+        assert rig.feed(judged(rig, RepairCause.FROZEN, 2, incident="inc_2")).reason is Reason.JOB_OVER
         assert rig.kill("m2").reason is Reason.JOB_OVER
         assert rig.job.action is None
 
@@ -272,7 +272,7 @@ class TestHangs:
 
     def test_evidence_comes_before_a_kill_within_a_bound(self, rig: Rig) -> None:
         rig.evidence_pending = True
-        assert rig.feed(judged(rig, RepairCause.FROZEN, 2)).job.state is RepairState.READY
+        assert rig.feed(judged(rig, RepairCause.HARDWARE, 2)).job.state is RepairState.READY
         assert rig.sent == []
         assert rig.tick(3.1).reason is Reason.FENCE
 

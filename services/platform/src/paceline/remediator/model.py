@@ -19,6 +19,8 @@ from paceline.contracts.repair import (
 )
 
 HANDLED_MAX = 128
+INCIDENTS_MAX = 512
+THAWED_MAX = 64
 ACTED_MAX = 64
 TRANSIENTS_MAX = 16
 
@@ -227,6 +229,9 @@ class JobRepair:
     no_progress: int = 0
     best_step: int = -1
     handled: tuple[str, ...] = ()
+    incidents: tuple[str, ...] = ()  # that have led to something: a revised verdict leads to nothing more
+    resumed_s: float = 0.0  # when the newest generation had proven itself
+    thawed: tuple[tuple[str, float], ...] = ()  # members that went on after a stop, and when
     over: bool = False
 
 

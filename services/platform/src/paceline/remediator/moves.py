@@ -318,7 +318,8 @@ def rebuild_without(job: JobRepair, action: Action, lost: list[Seat], world: Wor
 
 def resume(job: JobRepair, action: Action, world: World) -> Step:
     """Every member has finished a step of the new generation: that is the proof."""
-    job = replace(job, seats=action.seats, failures=0, best_step=max(job.best_step, action.step - 1))
+    best = max(job.best_step, action.step - 1)
+    job = replace(job, seats=action.seats, failures=0, best_step=best, resumed_s=world.now_s)
     return end(job, action, ActionStatus.SUCCEEDED, Reason.RESUMED, RepairState.RESUMED, world)
 
 

@@ -8,6 +8,8 @@ from paceline.contracts.recovery import Role
 from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairMode, RepairState
 from paceline.remediator.guards import recent
 from paceline.remediator.model import (
+    INCIDENTS_MAX,
+    THAWED_MAX,
     TRANSIENTS_MAX,
     Action,
     Capture,
@@ -32,6 +34,7 @@ from paceline.remediator.proposals import Fault, raise_fault, withdraw
 TOLD_TO_STOP = (-15, -2, 143, 130)
 SAME_ERROR_S = 10.0  # error exits of several members within it have one cause
 REPAIRED_S = 600.0  # a verdict on what was repaired may come so much later
+THAWED_S = 30.0  # a stop that has ended may be judged so much later
 RELEASE_S = 60.0  # that an order to let go is valid
 
 
@@ -138,6 +141,7 @@ def process_stopped(job: JobRepair, event: ProcessStopped, world: World) -> Step
     frozen = tuple(name for name in job.frozen if name != seat.member)
     job = replace(job, frozen=frozen if event.resumed else (*frozen, seat.member))
     if event.resumed:
+        job = replace(job, thawed=(*job.thawed, (seat.member, world.now_s))[-THAWED_MAX:])
         return withdraw(job, lambda one: one.cause is RepairCause.FROZEN and one.member == seat.member, world)
     if world.now_s - event.at_s > limits.event_s_max:
         return Step(job, (), Reason.STALE)
@@ -199,15 +203,15 @@ def error(job: JobRepair, event: MemberError, world: World) -> Step:
 
 def judged(job: JobRepair, event: Judged, world: World) -> Step:
     """A verdict: it may be the first word of a fault, or a later one on what is under way or repaired."""
-    key = f"inc:{event.incident}"
     if event.resolved:
         return _resolved(job, event, world)
     if event.cause is None:
         return Step(job, (), Reason.NOT_FOR_REPAIR)
+    is_known = event.incident in job.incidents and not event.reopened
+    others = (each for each in job.incidents if each != event.incident)
+    known = replace(job, incidents=(*others, event.incident)[-INCIDENTS_MAX:])
     if event.cause is RepairCause.SOFTWARE:
-        if key in job.handled and not event.reopened:
-            return Step(job, (), Reason.DUPLICATE)
-        return _capture(replace(job, handled=(*job.handled, key)), event, world)
+        return Step(job, (), Reason.DUPLICATE) if is_known else _capture(known, event, world)
     seats = _blamed(job, event, world)
     action = job.action
     if action is not None and set(event.ranks) & {seat.rank for seat in action.leavers}:
@@ -217,30 +221,48 @@ def judged(job: JobRepair, event: Judged, world: World) -> Step:
             for one in action.grounds
         )
         linked = replace(action, incident=action.incident or event.incident, grounds=grounds)
-        return Step(replace(job, action=linked), (LinkIncident(action.id, event.incident),), Reason.MERGED)
+        return Step(replace(known, action=linked), (LinkIncident(action.id, event.incident),), Reason.MERGED)
     last = job.last
     is_late = last is not None and world.now_s - last.at_s < REPAIRED_S and event.opened_s <= last.at_s + 60.0
     if last is not None and is_late and set(event.ranks) & set(last.ranks):
-        return Step(job, (LinkIncident(last.action, event.incident),), Reason.ALREADY_REPAIRED)
-    if job.state is RepairState.FALLBACK:
-        return Step(job, (), Reason.JOB_OVER)
-    if key in job.handled and not event.reopened:
-        return Step(job, (), Reason.DUPLICATE)
-    limits = world.policies.of(event.cause).limits
-    if world.now_s - event.at_s > limits.event_s_max or job.over:
-        return Step(job, (), Reason.STALE)
-    if not seats:
-        return Step(job, (), Reason.UNKNOWN_MEMBER)
-    if action is not None and action.status.is_under_way:
-        return Step(job, (), Reason.ALREADY_UNDER_WAY)
+        return Step(known, (LinkIncident(last.action, event.incident),), Reason.ALREADY_REPAIRED)
+    objection = Reason.DUPLICATE if is_known else _objection(job, event, seats, world)
+    if objection is not None:
+        return Step(job, (), objection)
     kind = RepairKind.PLANNED_SWAP if event.planned else RepairKind.SWAP
     if event.cause is RepairCause.HANG:
         kind, seats = RepairKind.RETRY, ()  # nothing says that a machine is at fault
     node = event.nodes[0] if event.nodes and event.cause is RepairCause.NODE_LOST else ""
+    seen_stopped = {seat.member for seat in seats} <= set(job.frozen)
+    is_guess = event.cause is RepairCause.FROZEN and not seen_stopped
+    wait_s = world.policies.of(event.cause).limits.frozen_s if is_guess else 0.0
     fault = Fault(
-        event.id, event.cause, kind, seats, event.message, world.now_s, incident=event.incident, node=node
-    )
-    return raise_fault(replace(job, handled=(*job.handled, key)), fault, world)
+        event.id, event.cause, kind, seats, event.message, world.now_s + wait_s, incident=event.incident,
+        node=node,
+    )  # fmt: skip
+    return raise_fault(known, fault, world)
+
+
+def _objection(job: JobRepair, event: Judged, seats: tuple[Seat, ...], world: World) -> Reason | None:
+    """Why nothing follows from a verdict. It names ranks: what it saw before the newest generation had
+    resumed, or before a stop had ended, is not said of the processes that have these ranks now."""
+    if job.state is RepairState.FALLBACK:
+        return Reason.JOB_OVER
+    assert event.cause is not None
+    limits = world.policies.of(event.cause).limits
+    if world.now_s - event.at_s > limits.event_s_max or job.over:
+        return Reason.STALE
+    seen_s = event.at_s if event.reopened else event.opened_s
+    if seen_s <= job.resumed_s:
+        return Reason.ALREADY_REPAIRED
+    if not seats:
+        return Reason.UNKNOWN_MEMBER
+    if job.action is not None and job.action.status.is_under_way:
+        return Reason.ALREADY_UNDER_WAY
+    went_on = {name for name, at_s in job.thawed if seen_s <= at_s + THAWED_S} - set(job.frozen)
+    if event.cause is RepairCause.FROZEN and {seat.member for seat in seats} <= went_on:
+        return Reason.WENT_AWAY
+    return None
 
 
 def _resolved(job: JobRepair, event: Judged, world: World) -> Step:
