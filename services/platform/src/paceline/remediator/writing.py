@@ -23,6 +23,7 @@ from paceline.remediator.model import (
     Event,
     Ground,
     JobRepair,
+    Judged,
     LinkIncident,
     Member,
     Page,
@@ -83,7 +84,7 @@ async def apply(
         return Step(state, (), Reason.UNKNOWN_MEMBER)
     policies = await _policies(repairs, job, context)
     before, state = state, await _overlay(repairs, state, members, policies)
-    pending = await _evidence_pending(session, state)
+    pending = await _evidence_pending(session, state, event)
     step = decide(state, event, World(members, policies, now_s, pending))
     if step.job != before or step.effects:
         await _write(session, row, step, members, now_s, context, traceparent)
@@ -150,12 +151,18 @@ async def _policies(repairs: RepairRepository, job: str, context: Context) -> Po
     return read_policies(rows, job, context.policy, may_act=context.key is not None)
 
 
-async def _evidence_pending(session: AsyncSession, state: JobRepair) -> bool:
-    """Nothing is killed while nodes still ship what they show."""
-    if state.action is None or not state.action.incident:
-        return False
-    incident = await IncidentRepository(session).get(state.action.incident)
-    return incident is not None and incident.evidence == EvidenceState.PENDING.value
+async def _evidence_pending(session: AsyncSession, state: JobRepair, event: Event) -> bool:
+    """Nothing is killed while nodes still ship what they show: of the action's incidents, and of the verdict
+    that makes the action only now."""
+    wanted = {event.incident} if isinstance(event, Judged) else set()
+    if state.action is not None:
+        wanted |= {state.action.incident, *(ground.incident for ground in state.action.grounds)}
+    incidents = IncidentRepository(session)
+    for name in sorted(wanted - {""}):
+        found = await incidents.get(name)
+        if found is not None and found.evidence == EvidenceState.PENDING.value:
+            return True
+    return False
 
 
 def due_s(job: JobRepair, now_s: float) -> float | None:
