@@ -33,6 +33,7 @@ from paceline.store.times import from_unix
 
 NOW = 1_767_323_045.0
 KEY = b"a key of the whole cluster"
+NODES = {"m0": "n0", "m1": "n0", "m2": "n1", "s0": "n2"}
 
 
 def member(name: str, rank: int, node: str, **changes: object) -> MemberRecord:
@@ -70,7 +71,7 @@ class Job:
 
     async def report(self, name: str, phase: RecoveryPhase, generation: int = 1) -> Step:
         report = RecoveryReport(
-            f"rep_{name}_{phase.value}", ReportKind.PHASE, "n", "train", "a1", name, 0, generation,
+            f"rep_{name}_{phase.value}", ReportKind.PHASE, NODES[name], "train", "a1", name, 0, generation,
             self.now_s, phase=phase, duration_ms=12.5, step=41, replayed=1,
         )  # fmt: skip
         async with self.store.transaction() as session:
@@ -220,6 +221,22 @@ async def test_without_a_key_and_by_default_it_only_observes(make_job: Any) -> N
         assert step.job.action is not None
         assert step.job.action.reason is Reason.OBSERVED_ONLY
         assert await job.commands() == []
+
+
+async def test_supervisors_of_another_user_get_no_seat_and_no_state(make_job: Any) -> None:
+    job = await make_job()
+    later = NOW + 1
+    await job.register(
+        member("s9", -1, "b0", uid=1001, at_unix_s=later),
+        member("x3", 2, "b0", uid=1001, generation=1 << 40, at_unix_s=later),
+        member("m2", 2, "b1", uid=1001, at_unix_s=later),
+    )
+    step = await job.kill(1)
+    assert step.reason is Reason.REBUILD
+    (order,) = [command for command in await job.commands() if command.node == "n1"]
+    rows = json.loads(order.arguments["members"])
+    assert [row["member"] for row in rows] == ["m0", "s0", "m2"]
+    assert rows[2]["replica"] == "n1:22"
 
 
 async def test_jobs_without_supervisors_leave_no_row(store: Database) -> None:

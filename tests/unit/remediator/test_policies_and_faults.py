@@ -111,6 +111,6 @@ def test_whoever_only_follows_is_not_blamed() -> None:
 
 def test_health_of_nodes_without_a_job_is_not_for_repair() -> None:
     event = HealthEvent("h1", HealthKind.PROCESS_EXIT, "n1", "train", "a1", 1, 77, 3.0, exit_code=-9)
-    assert event_of_health(event) == ProcessExit("h1", 3.0, 1, "", 77, None, -9)
+    assert event_of_health(event) == ProcessExit("h1", 3.0, 1, "", 77, None, -9, "n1")
     assert event_of_health(replace(event, job="")) is None
     assert event_of_health(replace(event, kind=HealthKind.XID)) is None

@@ -130,6 +130,7 @@ class MemberRecord:
     lease_s: float  # it stops its child so long after the last word of the agent; 0: it never does
     left: bool
     at_unix_s: float
+    uid: int = -1  # of the supervisor, as the kernel told the agent; -1 from an agent that does not say
 
 
 class ReportKind(str, Enum):

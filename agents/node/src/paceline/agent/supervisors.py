@@ -264,7 +264,7 @@ class Supervisors:
             child_pid_start=0 if left else hello.child_pid_start, generation=hello.generation,
             step=hello.step, store=hello.store, replica=hello.replica, failure_domain=hello.failure_domain,
             ready=hello.ready and not left, world_size=hello.world_size, support=hello.support,
-            lease_s=self._settings.lease_s, left=left, at_unix_s=self._clock.unix_s(),
+            lease_s=self._settings.lease_s, left=left, at_unix_s=self._clock.unix_s(), uid=guest.uid,
         )  # fmt: skip
 
     def _tell(self, record: MemberRecord) -> None:

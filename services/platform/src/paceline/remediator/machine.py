@@ -56,6 +56,9 @@ def decide(job: JobRepair, event: Event, world: World) -> Step:
         return advance(job, world)
     if event.id in job.handled:
         return Step(job, (), Reason.DUPLICATE)
+    objection = _not_believed(event, world)
+    if objection is not None:
+        return Step(job, (), objection)
     is_over = job.over or (job.state is RepairState.FALLBACK and job.action is None)
     if is_over and isinstance(event, FAULTS):
         return Step(job, (), Reason.JOB_OVER)
@@ -65,6 +68,16 @@ def decide(job: JobRepair, event: Event, world: World) -> Step:
     # What was done says more than what was seen; what still waits is said by the action itself.
     reason = then.reason if then.effects else first.reason
     return Step(then.job, (*first.effects, *then.effects), reason)
+
+
+def _not_believed(event: Event, world: World) -> Reason | None:
+    """A member is spoken for by the node on which it is registered, and by no other."""
+    if not isinstance(event, ProcessExit | OrderAnswer | PhaseDone | MemberError) or not event.member:
+        return None
+    found = world.get(event.member)
+    if found is None:
+        return None if isinstance(event, ProcessExit) else Reason.UNKNOWN_MEMBER
+    return Reason.FOREIGN if event.node and found.node != event.node else None
 
 
 def _answered(job: JobRepair, event: OrderAnswer, world: World) -> Step:

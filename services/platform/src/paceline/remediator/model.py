@@ -32,6 +32,7 @@ class Reason(str, Enum):
     DUPLICATE = "duplicate"
     STALE = "stale"  # older than what an event may be
     UNKNOWN_MEMBER = "unknown_member"  # no supervisor: nothing here can repair it
+    FOREIGN = "foreign"  # said by a node where that member is not
     OTHER_PROCESS = "other_process"  # a process that has already been replaced
     OLD_GENERATION = "old_generation"
     ALREADY_UNDER_WAY = "already_under_way"
@@ -247,6 +248,7 @@ class ProcessExit:
     pid: int
     pid_start: int | None
     code: int | None
+    node: str = ""  # of the agent that says so
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,7 @@ class ProcessStopped:
     rank: int | None
     pid: int
     resumed: bool
+    node: str = ""  # of the agent that says so
 
 
 @dataclass(frozen=True)
@@ -292,6 +295,7 @@ class MemberError:
     member: str
     generation: int
     message: str
+    node: str = ""  # of the agent that says so
 
 
 @dataclass(frozen=True)
@@ -303,6 +307,7 @@ class OrderAnswer:
     command: str
     outcome: OrderOutcome
     message: str
+    node: str = ""  # of the agent that says so
 
 
 @dataclass(frozen=True)
@@ -314,6 +319,7 @@ class PhaseDone:
     phase: RecoveryPhase
     step: int
     replayed: int
+    node: str = ""  # of the agent that says so
 
 
 @dataclass(frozen=True)

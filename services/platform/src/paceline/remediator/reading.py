@@ -26,11 +26,18 @@ def event_of_health(event: HealthEvent) -> Event | None:
         return None
     if event.kind is HealthKind.PROCESS_EXIT and event.pid is not None:
         return ProcessExit(
-            event.id, event.at_unix_s, event.rank, event.member, event.pid, event.pid_start, event.exit_code
+            event.id,
+            event.at_unix_s,
+            event.rank,
+            event.member,
+            event.pid,
+            event.pid_start,
+            event.exit_code,
+            event.node,
         )
     if event.kind in (HealthKind.PROCESS_FROZEN, HealthKind.PROCESS_RESUMED) and event.pid is not None:
         resumed = event.kind is HealthKind.PROCESS_RESUMED
-        return ProcessStopped(event.id, event.at_unix_s, event.rank, event.pid, resumed)
+        return ProcessStopped(event.id, event.at_unix_s, event.rank, event.pid, resumed, event.node)
     if event.kind in (HealthKind.HEARTBEAT_LOST, HealthKind.HEARTBEAT_BACK):
         return NodeLost(event.id, event.at_unix_s, event.node, event.kind is HealthKind.HEARTBEAT_BACK)
     if event.kind is HealthKind.CANCELLED:
@@ -42,20 +49,20 @@ def event_of_report(report: RecoveryReport) -> Event | None:
     """The word of one member; ContractError where it lacks what its kind needs."""
     if report.kind is ReportKind.ERROR:
         return MemberError(
-            report.id, report.at_unix_s, report.member, report.generation, report.message[:1000]
+            report.id, report.at_unix_s, report.member, report.generation, report.message[:1000], report.node
         )
     if report.kind is ReportKind.PHASE:
         if report.phase is None:
             raise ContractError(f"RecoveryReport: phase of {report.id[:80]!r} is null, expected one")
         return PhaseDone(
             report.id, report.at_unix_s, report.member, report.generation, report.phase, report.step,
-            report.replayed,
+            report.replayed, report.node,
         )  # fmt: skip
     if report.outcome is None:
         raise ContractError(f"RecoveryReport: outcome of {report.id[:80]!r} is null, expected one")
     return OrderAnswer(
         report.id, report.at_unix_s, report.member, report.generation, report.command, report.outcome,
-        report.message[:1000],
+        report.message[:1000], report.node,
     )  # fmt: skip
 
 
@@ -96,7 +103,7 @@ def member_values(record: MemberRecord) -> JsonObject:
     )
     _check_numbers(
         "MemberRecord", record.rank, record.pid, record.child_pid, record.child_pid_start, record.generation,
-        record.step, record.world_size,
+        record.step, record.world_size, record.uid,
     )  # fmt: skip
     for name, value in (("store", record.store), ("replica", record.replica)):
         if len(value) > TEXT_LENGTH_MAX or "\0" in value:
@@ -108,7 +115,7 @@ def member_values(record: MemberRecord) -> JsonObject:
         "store": record.store, "replica": record.replica,
         "failure_domain": record.failure_domain[:TEXT_LENGTH_MAX].replace("\0", ""), "ready": record.ready,
         "world_size": record.world_size, "support": record.support.value, "lease_s": record.lease_s,
-        "left": record.left, "told_at": _time("MemberRecord", record.at_unix_s),
+        "left": record.left, "uid": record.uid, "told_at": _time("MemberRecord", record.at_unix_s),
     }  # fmt: skip
 
 

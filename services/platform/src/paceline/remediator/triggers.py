@@ -97,6 +97,8 @@ def _seat_of(job: JobRepair, event: ProcessExit, world: World) -> Seat | Reason:
                 return seat if same else Reason.OTHER_PROCESS
         elif seat.rank == event.rank:
             found = world.get(seat.member)
+            if found is not None and event.node and found.node != event.node:
+                return Reason.FOREIGN
             pids = {seat.child_pid, found.child_pid if found is not None else 0} - {0}
             return seat if not pids or event.pid in pids else Reason.OTHER_PROCESS
     if job.action is not None:
@@ -137,6 +139,9 @@ def process_stopped(job: JobRepair, event: ProcessStopped, world: World) -> Step
     seat = next((each for each in seats if each.rank == event.rank and each.child_pid == event.pid), None)
     if seat is None:
         return Step(job, (), Reason.OTHER_PROCESS)
+    home = world.get(seat.member)
+    if home is not None and event.node and home.node != event.node:
+        return Step(job, (), Reason.FOREIGN)
     action = job.action
     frozen = tuple(name for name in job.frozen if name != seat.member)
     job = replace(job, frozen=frozen if event.resumed else (*frozen, seat.member))

@@ -2,6 +2,7 @@
 commit together or not at all; ids are derived, so that the same event again writes the same rows."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
@@ -79,7 +80,7 @@ async def apply(
     await lock_name(session, f"repair:{job}:{attempt}")
     row = await repairs.job(job, attempt)
     state = JobRepair(job, attempt) if row is None else _STATE.validate_python(row.data)
-    members = tuple(read_member(each) for each in await repairs.members(job, attempt))
+    members = tuple(read_member(each) for each in of_owner(await repairs.members(job, attempt)))
     if row is None and not members and not _may_concern(event):
         return Step(state, (), Reason.UNKNOWN_MEMBER)
     policies = await _policies(repairs, job, context)
@@ -94,6 +95,14 @@ async def apply(
 def _may_concern(event: Event) -> bool:
     """A job without supervisors is not repaired; what people are told about software is told all the same."""
     return type(event).__name__ == "Judged"
+
+
+def of_owner(rows: Sequence[RepairMember]) -> list[RepairMember]:
+    """Supervisors of the uid that was there first: whoever else uses the job's name gets neither a seat nor
+    its state."""
+    living = [row for row in rows if not row.left] or list(rows)
+    first = min(living, key=lambda row: (row.registered_at, row.member), default=None)
+    return [row for row in rows if first is not None and row.uid == first.uid]
 
 
 def read_member(row: RepairMember) -> Member:

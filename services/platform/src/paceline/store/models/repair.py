@@ -146,6 +146,8 @@ class RepairMember(Base):
     support: Mapped[str]
     lease_s: Mapped[float]
     left: Mapped[bool]
+    uid: Mapped[int]  # -1: its agent did not say
+    registered_at: Mapped[datetime]  # first told by this uid on this node
     told_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 

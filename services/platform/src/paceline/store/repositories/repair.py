@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import delete, func, select, tuple_, update
+from sqlalchemy import case, delete, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -182,15 +182,20 @@ class RepairRepository:
     # ------------------------------------------------------------------ supervisors
 
     async def put_members(self, rows: Sequence[JsonObject]) -> None:
-        """Keep the newest word of each supervisor; rows have different keys."""
+        """Keep the newest word of each supervisor; rows have different keys. A name belongs to the uid and
+        the node that told it first, until it has left: the same name from elsewhere is dropped."""
         keys = ["job", "attempt", "member"]
+        rows = [row | {"registered_at": row["told_at"]} for row in rows]
         for begin in range(0, len(rows), UPSERT_ROWS_MAX):
             statement = insert(RepairMember).values(rows[begin : begin + UPSERT_ROWS_MAX])
-            changes = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+            told = statement.excluded
+            changes: JsonObject = {name: told[name] for name in rows[0] if name not in keys}
+            is_same = (RepairMember.uid == told.uid) & (RepairMember.node == told.node)
+            changes["registered_at"] = case((is_same, RepairMember.registered_at), else_=told.registered_at)
             await self._session.execute(
                 statement.on_conflict_do_update(
                     index_elements=keys, set_=changes,
-                    where=RepairMember.told_at <= statement.excluded.told_at,
+                    where=(RepairMember.told_at <= told.told_at) & (is_same | RepairMember.left),
                 )
             )  # fmt: skip
 
