@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, Role, Support
-from paceline.contracts.repair import RepairLimits, RepairMode
+from paceline.contracts.repair import RepairCause, RepairLimits, RepairMode
 from paceline.remediator.machine import decide
 from paceline.remediator.model import (
     Event,
@@ -48,6 +48,8 @@ class Rig:
             )
         }  # fmt: skip
         self.policy = Policy(mode, limits=replace(RepairLimits(), **limits))  # type: ignore[arg-type]
+        self.by_cause: dict[RepairCause, Policy] = {}
+        self.may_act = True
         self.job = JobRepair("train", "a1")
         self.now_s = NOW
         self.evidence_pending = False
@@ -56,7 +58,8 @@ class Rig:
         self._events = 0
 
     def world(self) -> World:
-        return World(tuple(self.members.values()), Policies(self.policy), self.now_s, self.evidence_pending)
+        policies = Policies(self.policy, self.by_cause, self.may_act)
+        return World(tuple(self.members.values()), policies, self.now_s, self.evidence_pending)
 
     def feed(self, event: Event) -> Step:
         step = decide(self.job, event, self.world())

@@ -8,6 +8,13 @@ from paceline.remediator.model import Action, JobRepair, Policy, Reason, Seat, W
 from paceline.remediator.planning import least_support
 
 HOUR_S = 3600.0
+MODES = (RepairMode.OBSERVE, RepairMode.APPROVE, RepairMode.AUTO)  # most careful first
+
+
+def mode_of(action: Action, world: World) -> RepairMode:
+    """The most careful word: of the proposal, and of what the policies of all its causes say now."""
+    causes = {action.cause, *(ground.cause for ground in action.grounds)}
+    return min((action.mode, *(world.policies.of(cause).mode for cause in causes)), key=MODES.index)
 
 
 def guard(

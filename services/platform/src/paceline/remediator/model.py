@@ -94,6 +94,7 @@ class Policies:
 
     default: Policy = field(default_factory=Policy)
     by_cause: Mapping[RepairCause, Policy] = field(default_factory=dict)
+    may_act: bool = True  # there is a key to sign with
 
     def of(self, cause: RepairCause) -> Policy:
         return self.by_cause.get(cause, self.default)

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from paceline.contracts.ids import derived_id
-from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairMode, RepairState
+from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairState
+from paceline.remediator.guards import MODES, mode_of
 from paceline.remediator.model import Action, Ground, JobRepair, Reason, Seat, Step, World
 from paceline.remediator.moves import end
-
-MODES = (RepairMode.OBSERVE, RepairMode.APPROVE, RepairMode.AUTO)  # most careful first
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,15 @@ def raise_fault(job: JobRepair, fault: Fault, world: World) -> Step:
     action = job.action
     if action is None:
         return Step(replace(job, action=_propose(job, fault, world)), (), Reason.PROPOSED)
+    mode, other = mode_of(action, world), world.policies.of(fault.cause).mode
+    if action.status is not ActionStatus.APPROVED and MODES.index(other) > MODES.index(mode):
+        return _supersede(job, action, fault, world)  # what nobody may carry out holds nothing up
+    is_more_careful = MODES.index(other) < MODES.index(mode) and fault.kind is not RepairKind.FALLBACK
+    if is_more_careful and not names_of(fault) <= action.named:
+        return Step(job, (), Reason.ALREADY_UNDER_WAY)  # nor does it stop what may be carried out
     if fault.kind is RepairKind.SWAP and action.kind is RepairKind.PLANNED_SWAP:
         return _supersede(job, action, fault, world)  # a living member is never killed for another's death
-    names = {seat.member for seat in fault.leavers}
+    names = names_of(fault)
     if not names and action.leavers:
         return Step(job, (), Reason.DUPLICATE)  # a new generation is what that action brings anyway
     if fault.kind is RepairKind.PLANNED_SWAP and action.kind is not RepairKind.PLANNED_SWAP:
@@ -59,11 +64,15 @@ def raise_fault(job: JobRepair, fault: Fault, world: World) -> Step:
         id=action.id, source=action.source, created_s=action.created_s, grounds=(*kept, *fault.grounds),
         incident=action.incident or fault.incident,
         kind=action.kind if action.kind is RepairKind.FALLBACK else fault.kind,
-        mode=min(action.mode, fresh.mode, key=MODES.index) if leavers != fault.leavers else fresh.mode,
+        mode=min(action.mode, fresh.mode, key=MODES.index),
         message=f"{fault.message}; {action.message}"[:1000], leavers=leavers,
         fenced=tuple(dict.fromkeys((*action.fenced, *fault.gone))),
     )  # fmt: skip
     return Step(replace(job, action=merged), (), Reason.MERGED)
+
+
+def names_of(fault: Fault) -> set[str]:
+    return {seat.member for seat in fault.leavers}
 
 
 def _supersede(job: JobRepair, action: Action, fault: Fault, world: World) -> Step:

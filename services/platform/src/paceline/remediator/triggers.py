@@ -6,7 +6,7 @@ from paceline.contracts.commands import CommandKind
 from paceline.contracts.ids import derived_id
 from paceline.contracts.recovery import Role
 from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairMode, RepairState
-from paceline.remediator.guards import recent
+from paceline.remediator.guards import MODES, mode_of, recent
 from paceline.remediator.model import (
     INCIDENTS_MAX,
     THAWED_MAX,
@@ -187,7 +187,10 @@ def error(job: JobRepair, event: MemberError, world: World) -> Step:
         return Step(job, (), Reason.STALE)
     if event.generation < job.generation:
         return Step(job, (), Reason.OLD_GENERATION)
-    if job.action is not None:
+    action, mode = job.action, world.policies.of(RepairCause.TRANSIENT).mode
+    if action is not None and (
+        action.status.is_under_way or MODES.index(mode) <= MODES.index(mode_of(action, world))
+    ):
         return Step(job, (), Reason.ALREADY_UNDER_WAY)
     seat = next((each for each in open_seats(job, world) if each.member == event.member), None)
     if seat is None:
@@ -245,7 +248,8 @@ def judged(job: JobRepair, event: Judged, world: World) -> Step:
         event.id, event.cause, kind, seats, event.message, world.now_s + wait_s, incident=event.incident,
         node=node,
     )  # fmt: skip
-    return raise_fault(known, fault, world)
+    step = raise_fault(known, fault, world)
+    return Step(job, (), step.reason) if step.reason is Reason.ALREADY_UNDER_WAY else step
 
 
 def _objection(job: JobRepair, event: Judged, seats: tuple[Seat, ...], world: World) -> Reason | None:

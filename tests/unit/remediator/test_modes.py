@@ -1,0 +1,55 @@
+"""What may not be carried out neither holds up nor rides along with what may."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from paceline.contracts.commands import CommandKind
+from paceline.contracts.recovery import parse_members
+from paceline.contracts.repair import ActionStatus, RepairCause, RepairMode
+from paceline.remediator.model import Closed, Judged, MemberError, Policy, Reason
+from tests.unit.remediator.conftest import Rig
+
+MakeRig = Callable[..., Rig]
+
+
+def judged(rig: Rig, cause: RepairCause, *ranks: int, **changes: object) -> Judged:
+    event = Judged(rig.new_id(), rig.now_s, "inc_1", cause, False, ranks, (), "verdict", rig.now_s)
+    return replace(event, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def mixed(make_rig: MakeRig) -> Rig:
+    """Exits and transients are repaired, everything else is observed."""
+    rig = make_rig(RepairMode.OBSERVE)
+    for cause in (RepairCause.PROCESS_EXIT, RepairCause.TRANSIENT):
+        rig.by_cause[cause] = Policy(RepairMode.AUTO, limits=rig.policy.limits)
+    return rig
+
+
+def test_a_proposal_that_is_only_observed_gives_way_to_a_death(mixed: Rig) -> None:
+    mixed.feed(judged(mixed, RepairCause.HARDWARE, 3))
+    assert mixed.job.action is not None
+    assert mixed.job.action.reason is Reason.OBSERVED_ONLY
+    step = mixed.kill("m1")
+    (over,) = [effect.action for effect in step.effects if isinstance(effect, Closed)]
+    assert (over.status, over.reason) == (ActionStatus.EXPIRED, Reason.SUPERSEDED)
+    (order,) = mixed.sent
+    assert order.kind is CommandKind.REBUILD
+    assert [row.member for row in parse_members(order.arguments["members"])] == ["m0", "s1", "m2", "m3"]
+
+
+def test_a_proposal_that_is_only_observed_gives_way_to_an_error(mixed: Rig) -> None:
+    mixed.feed(judged(mixed, RepairCause.HARDWARE, 3))
+    mixed.feed(MemberError(mixed.new_id(), mixed.now_s, "m2", 0, "timed out"))
+    assert mixed.tick(0.6).reason is Reason.REBUILD
+    assert mixed.sent[-1].kind is CommandKind.RETRY
+
+
+def test_what_is_only_observed_does_not_stop_a_repair_that_waits(mixed: Rig) -> None:
+    mixed.kill("m1", -15)
+    verdict = judged(mixed, RepairCause.HARDWARE, 3)
+    assert mixed.feed(verdict).reason is Reason.ALREADY_UNDER_WAY
+    assert mixed.tick(2.1).reason is Reason.REBUILD
+    assert "m3" in mixed.sent[-1].arguments["members"]
