@@ -53,3 +53,31 @@ def test_what_is_only_observed_does_not_stop_a_repair_that_waits(mixed: Rig) -> 
     assert mixed.feed(verdict).reason is Reason.ALREADY_UNDER_WAY
     assert mixed.tick(2.1).reason is Reason.REBUILD
     assert "m3" in mixed.sent[-1].arguments["members"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [(RepairMode.OBSERVE, Reason.OBSERVED_ONLY), (RepairMode.APPROVE, Reason.NEEDS_APPROVAL)],
+)
+def test_a_policy_that_becomes_more_careful_holds_for_what_waits(
+    rig: Rig, mode: RepairMode, reason: Reason
+) -> None:
+    rig.change("s0", ready=False)
+    rig.change("s1", ready=False)
+    rig.kill("m1")
+    rig.policy = replace(rig.policy, mode=mode)
+    rig.change("s1", ready=True)
+    assert rig.tick(1).reason is reason
+    action = rig.job.action
+    assert action is not None
+    assert (action.mode, rig.sent) == (mode, [])
+
+
+def test_an_approval_without_a_key_opens_no_generation(make_rig: MakeRig) -> None:
+    rig = make_rig(RepairMode.APPROVE)
+    rig.kill("m1")
+    assert rig.job.action is not None
+    rig.job = replace(rig.job, action=replace(rig.job.action, status=ActionStatus.APPROVED))
+    rig.may_act = False
+    assert rig.tick().reason is Reason.OBSERVED_ONLY
+    assert rig.job.generation == 0

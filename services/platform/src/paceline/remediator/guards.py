@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.contracts.recovery import Support
-from paceline.contracts.repair import ActionStatus, RepairKind, RepairLimits, RepairMode
+from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairLimits, RepairMode
 from paceline.remediator.model import Action, JobRepair, Policy, Reason, Seat, World
 from paceline.remediator.planning import least_support
 
@@ -13,8 +13,12 @@ MODES = (RepairMode.OBSERVE, RepairMode.APPROVE, RepairMode.AUTO)  # most carefu
 
 def mode_of(action: Action, world: World) -> RepairMode:
     """The most careful word: of the proposal, and of what the policies of all its causes say now."""
-    causes = {action.cause, *(ground.cause for ground in action.grounds)}
-    return min((action.mode, *(world.policies.of(cause).mode for cause in causes)), key=MODES.index)
+    modes = [world.policies.of(cause).mode for cause in causes_of(action)]
+    return min((action.mode, *modes), key=MODES.index)
+
+
+def causes_of(action: Action) -> set[RepairCause]:
+    return {action.cause, *(ground.cause for ground in action.grounds)}
 
 
 def guard(
@@ -22,7 +26,9 @@ def guard(
 ) -> Reason | None:
     """None where it may go ahead. What a person has approved passes everything but the stop switch and a
     layout that is refused."""
-    if policy.stopped:
+    if not world.policies.may_act:
+        return Reason.OBSERVED_ONLY  # nobody could sign an order, whatever was approved
+    if any(world.policies.of(cause).stopped for cause in causes_of(action)):
         return Reason.STOP_SWITCH
     swaps = action.kind in (RepairKind.SWAP, RepairKind.PLANNED_SWAP, RepairKind.RETRY)
     support = least_support(seats, action.joiners, world)
@@ -30,9 +36,10 @@ def guard(
         return Reason.REFUSED_LAYOUT
     if action.status is ActionStatus.APPROVED:
         return None
-    if action.mode is RepairMode.OBSERVE:
+    mode = mode_of(action, world)
+    if mode is RepairMode.OBSERVE:
         return Reason.OBSERVED_ONLY
-    if action.mode is RepairMode.APPROVE:
+    if mode is RepairMode.APPROVE:
         return Reason.NEEDS_APPROVAL
     if swaps and support is not Support.VERIFIED:
         return Reason.NOT_VERIFIED

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from paceline.contracts.commands import CommandKind
 from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairLimits, RepairState
-from paceline.remediator.guards import HOUR_S, guard, recent
+from paceline.remediator.guards import HOUR_S, guard, mode_of, recent
 from paceline.remediator.model import (
     ACTED_MAX,
     Action,
@@ -59,6 +59,7 @@ def limits_of(action: Action, world: World) -> RepairLimits:
 def consider(job: JobRepair, action: Action, world: World) -> Step:
     """Dispatch the action, let it wait with a reason, or let it end."""
     limits = limits_of(action, world)
+    action = replace(action, mode=mode_of(action, world))
     if action.cancelled or job.over:
         reason = Reason.CANCELLED if action.cancelled else Reason.JOB_OVER
         return end(job, action, ActionStatus.EXPIRED, reason, RepairState.HEALTHY, world)

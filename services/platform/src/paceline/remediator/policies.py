@@ -27,6 +27,7 @@ def read_policies(rows: Sequence[PolicyRow], job: str, base: Policy, *, may_act:
     return Policies(
         _policy(fitting, None, base, may_act),
         {cause: _policy(fitting, cause, base, may_act) for cause in RepairCause},
+        may_act,
     )
 
 
