@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, Role, Support
-from paceline.contracts.repair import RepairCause, RepairLimits, RepairMode
+from paceline.contracts.repair import RepairCause, RepairLimits, RepairMode, RepairState
 from paceline.remediator.machine import decide
 from paceline.remediator.model import (
     Event,
@@ -93,11 +93,10 @@ class Rig:
         action = self.job.action
         generation = 0 if action is None else action.generation
         tried = 0 if action is None else action.attempt_no
-        return self.feed(
-            OrderAnswer(
-                self.new_id(), self.now_s, name, generation, f"cmd-{generation}-{tried}", outcome, message
-            )
-        )
+        command = f"cmd-{generation}-{tried}"
+        if self.job.state is RepairState.FENCING and action is not None:
+            command = dict(action.fences).get(name, "")  # of the newest try
+        return self.feed(OrderAnswer(self.new_id(), self.now_s, name, generation, command, outcome, message))
 
     def phase(self, name: str, phase: RecoveryPhase, generation: int | None = None) -> Step:
         found = self.job.generation if generation is None else generation

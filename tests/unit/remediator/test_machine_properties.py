@@ -63,7 +63,8 @@ def event_of(rig: Rig, move: tuple[str, object, object]) -> Event:
     generation = 0 if action is None else action.generation
     if kind == "answer":
         assert isinstance(second, OrderOutcome)
-        return OrderAnswer(key, rig.now_s, str(first), generation, "", second, "")
+        command = "" if action is None else f"cmd-{generation}-{action.attempt_no}"
+        return OrderAnswer(key, rig.now_s, str(first), generation, command, second, "")
     if kind == "phase":
         assert isinstance(second, RecoveryPhase)
         return PhaseDone(key, rig.now_s, str(first), generation, second, 41, 1)
@@ -120,5 +121,5 @@ def test_a_record_that_comes_again_changes_nothing(script: list[tuple[str, objec
         if isinstance(event, Tick):
             continue
         job, sent = rig.job, len(rig.sent)
-        again = rig.feed(replace(event))
+        again = rig.feed(replace(event))  # its try is over where it has started another one
         assert (again.job, len(rig.sent)) == (job, sent)

@@ -41,6 +41,8 @@ from paceline.remediator.triggers import error, judged, node_lost, process_exit,
 
 LOST_PREFIX = "fallback:"  # of a result that says why another try cannot help
 FAULTS = (ProcessExit, ProcessStopped, NodeLost, MemberError)
+# Generation, try and sets make these idempotent, and a large job sends more of them than ids are kept.
+REPORTS = (OrderAnswer, PhaseDone)
 GROUP_PHASES = (
     RecoveryPhase.RENDEZVOUS,
     RecoveryPhase.PARAMETERS,
@@ -63,7 +65,9 @@ def decide(job: JobRepair, event: Event, world: World) -> Step:
     if is_over and isinstance(event, FAULTS):
         return Step(job, (), Reason.JOB_OVER)
     first = _HANDLERS[type(event)](job, event, world)
-    first = replace(first, job=replace(first.job, handled=(*first.job.handled, event.id)[-HANDLED_MAX:]))
+    if not isinstance(event, REPORTS):
+        handled = (*first.job.handled, event.id)[-HANDLED_MAX:]
+        first = replace(first, job=replace(first.job, handled=handled))
     then = advance(first.job, world)
     # What was done says more than what was seen; what still waits is said by the action itself.
     reason = then.reason if then.effects else first.reason
@@ -112,18 +116,18 @@ def _answered(job: JobRepair, event: OrderAnswer, world: World) -> Step:
 
 def _is_of_present_try(action: Action, event: OrderAnswer) -> bool:
     """Commands carry their try in the text of their id (`writing.command_id`)."""
-    return event.command == "" or event.command.endswith(f"-{action.generation}-{action.attempt_no}")
+    return event.command.endswith(f"-{action.generation}-{action.attempt_no}")
 
 
 def _fence_answered(job: JobRepair, action: Action, event: OrderAnswer, world: World) -> Step:
-    if event.member not in action.leaver_names:
+    """Only the answer to a fence of this action is a proof: the same member answers other orders as well.
+    What failed or came too late is tried again at the deadline, or its exit is seen before."""
+    if (event.member, event.command) not in action.fences:
         return Step(job, (), Reason.OLD_GENERATION)
     if event.outcome is OrderOutcome.DONE:
         fenced = tuple(dict.fromkeys((*action.fenced, event.member)))
         return Step(replace(job, action=replace(action, fenced=fenced)), (), Reason.NOTED)
-    if event.outcome is OrderOutcome.REFUSED:
-        return Step(job, (), Reason.NOTED)  # another process by now: its exit or the deadline decides
-    return fall_back(job, action, world, Reason.FENCE_FAILED)
+    return Step(job, (), Reason.NOTED)
 
 
 def _done(job: JobRepair, action: Action, world: World) -> Step:

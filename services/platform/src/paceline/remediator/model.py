@@ -167,6 +167,7 @@ class Action:
     leavers: tuple[Seat, ...] = ()
     joiners: tuple[str, ...] = ()
     fenced: tuple[str, ...] = ()  # leavers whose end is proven
+    fences: tuple[tuple[str, str], ...] = ()  # (member, command) of every try: only these answers count
     generation: int = 0  # that it has opened
     attempt_no: int = 0
     rebuilds: int = 0

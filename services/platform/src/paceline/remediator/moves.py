@@ -26,6 +26,7 @@ from paceline.remediator.model import (
 from paceline.remediator.planning import (
     Plan,
     best_step,
+    command_id,
     lost_seats,
     members_text,
     newest,
@@ -166,7 +167,14 @@ def fence(job: JobRepair, action: Action, world: World) -> Step:
     leases = [found.lease_s for seat in left if seat.member in lost and (found := world.get(seat.member))]
     near = [seat for seat in left if seat.member not in lost]
     wait_s = max([*leases, *([limits.fence_s] if near else [])], default=0.0)
+    fences = action.fences
     for seat in near:
+        found = world.get(seat.member)
+        node = found.node if found is not None else ""
+        told = command_id(
+            action.id, CommandKind.FENCE, node, [seat.member], newest(job, world), action.attempt_no
+        )
+        fences = (*fences, (seat.member, told))
         words = {"pid": str(seat.child_pid), "pid_start": str(seat.child_pid_start)}
         words["member"] = seat.member
         order = SendOrder(
@@ -174,7 +182,7 @@ def fence(job: JobRepair, action: Action, world: World) -> Step:
             words | why(action),
         )  # fmt: skip
         effects.append(order)
-    action = replace(action, reason=Reason.FENCE, deadline_s=world.now_s + wait_s)
+    action = replace(action, reason=Reason.FENCE, deadline_s=world.now_s + wait_s, fences=fences)
     return Step(replace(job, state=RepairState.FENCING, action=action), tuple(effects), Reason.FENCE)
 
 

@@ -3,9 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.contracts.commands import CommandKind
+from paceline.contracts.ids import derived_id
 from paceline.contracts.recovery import Member as OrderMember
 from paceline.contracts.recovery import Role, Support, format_members
 from paceline.remediator.model import JobRepair, Member, Reason, Seat, World
+
+
+def command_id(
+    action: str, kind: CommandKind, node: str, names: Sequence[str], generation: int, attempt_no: int
+) -> str:
+    """The same decision is written once: a fence of a later action has another action id."""
+    return f"{derived_id('cmd', action, kind.value, node, *names)}-{generation}-{attempt_no}"
 
 
 def current_seats(job: JobRepair, members: Sequence[Member]) -> tuple[Seat, ...]:

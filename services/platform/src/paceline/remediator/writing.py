@@ -35,7 +35,7 @@ from paceline.remediator.model import (
     Step,
     World,
 )
-from paceline.remediator.planning import current_seats
+from paceline.remediator.planning import command_id, current_seats
 from paceline.remediator.policies import PolicyRow, read_policies
 from paceline.store.actors import system
 from paceline.store.base import JsonObject
@@ -309,10 +309,9 @@ class _Writer:
                 by_node.setdefault(nodes[name], []).append(name)
         for node, names in sorted(by_node.items()):
             pid, start = order.arguments.get("pid"), order.arguments.get("pid_start")
-            # The same decision is written once: a fence of a later action has another action id.
-            parts = (action_id, order.kind.value, node, *names)
+            name = command_id(action_id, order.kind, node, names, order.generation, order.attempt_no)
             command = Command(
-                id=f"{derived_id('cmd', *parts)}-{order.generation}-{order.attempt_no}", kind=order.kind,
+                id=name, kind=order.kind,
                 node=node, job=self._job.job, attempt=self._job.attempt, generation=order.generation,
                 expires_unix_s=now_s + order.valid_s, pid=None if pid is None else int(pid),
                 pid_start=None if start is None else int(start),
