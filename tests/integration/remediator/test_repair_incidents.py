@@ -1,16 +1,22 @@
 """Repair and the incident that says why: evidence before a kill, recoveries and pages beside it."""
 
+import json
 from typing import Any
 
 import pytest
 
 from paceline.contracts.events import EvidenceState
-from paceline.contracts.repair import RepairCause, RepairMode
+from paceline.contracts.recovery import OrderOutcome, RecoveryPhase
+from paceline.contracts.repair import RecoveryReport, RepairCause, RepairMode, ReportKind
+from paceline.contracts.schemas import dump_json
 from paceline.remediator.model import Judged, Reason, Tick
+from paceline.remediator.reading import event_of_report
 from paceline.store import Database
 from paceline.store.models.incident import Incident
+from paceline.store.repositories.repair import RepairRepository
 from paceline.store.times import from_unix
 from tests.integration.remediator.test_repair_tables import NOW, Job, member
+from tests.unit.remediator.test_policies_and_faults import VERDICT
 
 
 async def add_incident(store: Database, evidence: EvidenceState = EvidenceState.NONE) -> None:
@@ -19,7 +25,8 @@ async def add_incident(store: Database, evidence: EvidenceState = EvidenceState.
         session.add(
             Incident(
                 id="inc_1", job="train", attempt="a1", episode="e", status="open", severity="error",
-                verdict_class="H3", sub_reason="", summary="s", verdict={}, verdict_id="v", revision=1,
+                verdict_class="H3", sub_reason="", summary="s", verdict_id="v", revision=1,
+                verdict=json.loads(dump_json(VERDICT)),
                 root_key="k", stalled_at=at, opened_at=at, updated_at=at, resolution="",
                 reopened_count=0, version=1, evidence=evidence.value,
             )
@@ -49,3 +56,37 @@ async def test_a_verdict_kills_nobody_before_its_evidence_has_come(job: Job, sto
         assert found is not None
         found.evidence = EvidenceState.COMPLETE.value
     assert (await job.feed(Tick())).reason is Reason.FENCE
+
+
+async def test_a_capture_beside_a_recovery_does_not_end_its_row(job: Job, store: Database) -> None:
+    await add_incident(store)
+    await job.kill(2)
+    assert (await job.feed(verdict(RepairCause.SOFTWARE, 0))).reason is Reason.CAPTURE
+    async with store.transaction() as session:
+        (row,) = await RepairRepository(session).recoveries(["train"], [], None, 10)
+    assert (row.state, row.ended_at) == ("rebuilding", None)
+    for name in ("m0", "m1", "s0"):
+        await job.report(name, RecoveryPhase.FIRST_STEP)
+    async with store.transaction() as session:
+        (row,) = await RepairRepository(session).recoveries(["train"], [], None, 10)
+    assert (row.state, row.reason) == ("resumed", "resumed")
+    assert row.ended_at is not None
+
+
+async def test_a_fallback_pages_when_its_incident_opens_while_it_runs(job: Job, store: Database) -> None:
+    await job.kill(1)
+    await job.report("s0", RecoveryPhase.RENDEZVOUS)
+    lost = RecoveryReport(
+        "rep_lost", ReportKind.RESULT, "n1", "train", "a1", "m2", 2, 1, NOW, outcome=OrderOutcome.LOST,
+        message="no copy of shard 1",
+    )  # fmt: skip
+    event = event_of_report(lost)
+    assert event is not None
+    assert (await job.feed(event)).reason is Reason.STATE_LOST
+    job.now_s += 2
+    await add_incident(store)
+    await job.feed(verdict(RepairCause.PROCESS_EXIT, 1))
+    async with store.transaction() as session:
+        found = await session.get(Incident, "inc_1")
+    assert found is not None
+    assert found.severity == "critical"

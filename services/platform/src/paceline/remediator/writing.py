@@ -192,10 +192,17 @@ async def _write(
     job, at = step.job, from_unix(now_s)
     repairs = RepairRepository(session)
     writer = _Writer(session, repairs, job, at, context, traceparent)
+    if any(isinstance(effect, LinkIncident | Page) for effect in step.effects):
+        # Their rows are locked before the sequence: the order of everybody who writes both.
+        await IncidentRepository(session).lock_open_of_job(job.job)
+    for effect in step.effects:
+        if isinstance(effect, LinkIncident):  # before the action's row says the same
+            await writer.link(effect)
     for effect in step.effects:
         if isinstance(effect, Closed | Capture):
             await writer.action(effect.action)
-            await writer.recovery(effect.action, job.state, over=isinstance(effect, Closed))
+        if isinstance(effect, Closed):  # a capture goes on beside the recovery
+            await writer.recovery(effect.action, job.state, over=True)
     if job.action is not None:
         await writer.action(job.action)
         await writer.recovery(job.action, job.state, over=False)
@@ -203,8 +210,6 @@ async def _write(
     for effect in step.effects:
         if isinstance(effect, SendOrder):
             await writer.order(effect, nodes, now_s)
-        elif isinstance(effect, LinkIncident):
-            await writer.link(effect)
         elif isinstance(effect, Page):
             await writer.page(effect.message)
     due = due_s(job, now_s)
@@ -331,7 +336,9 @@ class _Writer:
         row.version += 1
         await self._session.flush()
         await tell_action(self._session, row, system(SOURCE), self._at, self._context.console_url)
-        if row.kind == RepairKind.FALLBACK.value or row.status == ActionStatus.FAILED.value:
+        current = self._job.action
+        falls = self._job.state is RepairState.FALLBACK and current is not None and current.id == row.id
+        if falls or row.kind == RepairKind.FALLBACK.value or row.status == ActionStatus.FAILED.value:
             await self.page(f"not repaired ({row.reason}): {row.message}", link.incident)
 
     async def page(self, message: str, incident_id: str = "") -> None:
