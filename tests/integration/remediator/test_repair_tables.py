@@ -19,10 +19,13 @@ from paceline.contracts.ids import new_id
 from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, Role, Support
 from paceline.contracts.repair import MemberRecord, RecoveryReport, RepairMode, RepairState, ReportKind
 from paceline.contracts.schemas import load_json
+from paceline.remediator.app import RemediatorApp
 from paceline.remediator.model import Event, MemberError, Policy, ProcessExit, Reason, Step, Tick
 from paceline.remediator.reading import event_of_report, member_values, phase_values
+from paceline.remediator.settings import RemediatorSettings
 from paceline.remediator.writing import Context, apply
 from paceline.runtime.clock import ManualClock
+from paceline.runtime.settings import CommandSettings, KafkaSettings
 from paceline.store import Database
 from paceline.store.models.repair import Recovery
 from paceline.store.outbox_watch import OutboxWatch
@@ -239,6 +242,36 @@ async def test_supervisors_of_another_user_get_no_seat_and_no_state(make_job: An
     assert rows[2]["replica"] == "n1:22"
 
 
+async def test_what_waits_for_a_person_is_not_due_at_every_look(make_job: Any) -> None:
+    job = await make_job(RepairMode.OBSERVE)
+    await job.kill(1)
+    job.now_s += 10
+    await job.feed(Tick())
+    async with job.store.transaction() as session:
+        assert await RepairRepository(session).due(from_unix(job.now_s + 0.3), 10) == []
+        assert await RepairRepository(session).due(from_unix(job.now_s + 3), 10) == [("train", "a1")]
+
+
+async def test_a_job_that_cannot_be_decided_about_holds_up_no_other(make_job: Any, database: str) -> None:
+    job = await make_job()
+    await job.kill(1)
+    broken = {
+        "job": "other", "attempt": "a1", "state": "healthy", "generation": 0, "action_id": None,
+        "due_at": from_unix(NOW - 60), "data": {"job": 3}, "updated_at": from_unix(NOW),
+    }  # fmt: skip
+    async with job.store.transaction() as session:
+        await RepairRepository(session).put_job(broken)
+    settings = RemediatorSettings(
+        kafka=KafkaSettings(bootstrap="localhost:1"), database=StoreSettings(url=database),
+        command=CommandSettings(key=KEY.decode()), mode=RepairMode.AUTO,
+    )  # fmt: skip
+    app = RemediatorApp(settings, ManualClock(unix_s=NOW + 20))
+    await app.look_at_due()
+    assert {command.id.rpartition("-")[2] for command in await job.commands()} == {"0", "1"}
+    async with job.store.transaction() as session:
+        assert await RepairRepository(session).due(from_unix(NOW + 21), 10) == []
+
+
 async def test_jobs_without_supervisors_leave_no_row(store: Database) -> None:
     job = Job(store, RepairMode.AUTO)
     assert (await job.kill(1)).reason is Reason.UNKNOWN_MEMBER
@@ -274,9 +307,10 @@ class TestDecisions:
             answer = await client.post(url, json={"note": "go"}, headers=headers)
             assert answer.status_code == 201, answer.text
             assert answer.json()["status"] == "approved"
-        assert (await client.post(url, json={}, headers={"If-Match": "*"})).json()[
-            "code"
-        ] == "action_not_open"
+        whatever = await client.post(url, json={}, headers={"If-Match": "*"})
+        assert whatever.json()["code"] == "stale_version"
+        again = {"If-Match": answer.headers["ETag"]}
+        assert (await client.post(url, json={}, headers=again)).json()["code"] == "action_not_open"
         assert (await job.feed(Tick())).reason is Reason.REBUILD
         assert len(await job.commands()) == 3
         assert await job.audit() == [
@@ -317,6 +351,23 @@ class TestDecisions:
         assert [(row["job"], row["mode"]) for row in listed] == [(None, None), ("train", "auto")]
         bad = await client.put("/v1/repair/policies", json={"limits": {"colour": 1}})
         assert bad.status_code == 422
+
+    async def test_a_policy_that_is_written_does_not_lift_the_stop_switch(
+        self, make_job: Any, client: httpx.AsyncClient
+    ) -> None:
+        job = await make_job(RepairMode.AUTO)
+        stop = await client.put("/v1/repair/stop", json={"stopped": True})
+        answer = await client.put("/v1/repair/policies", json={"limits": {"ranks_max": 2}})
+        assert answer.json()["stopped"] is True
+        await job.kill(1)
+        assert (await self.open_action(client))["reason"] == "stop_switch"
+        stale = {"If-Match": f'"{stop.json()["version"]}"'}
+        for path, body in (("policies", {"mode": "auto"}), ("stop", {"stopped": False})):
+            refused = await client.put(f"/v1/repair/{path}", json=body, headers=stale)
+            assert refused.json()["code"] == "stale_version"
+        fresh = {"If-Match": answer.headers["ETag"]}
+        lifted = await client.put("/v1/repair/stop", json={"stopped": False}, headers=fresh)
+        assert lifted.json()["stopped"] is False
 
     async def test_a_planned_replacement_that_somebody_asks_for(
         self, make_job: Any, client: httpx.AsyncClient

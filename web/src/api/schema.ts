@@ -787,7 +787,8 @@ export interface paths {
         get: operations["list_policies_v1_repair_policies_get"];
         /**
          * Update Policy
-         * @description Write the policy for a job and a cause, each or both left out for all.
+         * @description Write the policy for a job and a cause, each or both left out for all. With If-Match only over the
+         *     version that was read.
          */
         put: operations["update_policy_v1_repair_policies_put"];
         post?: never;
@@ -1979,11 +1980,8 @@ export interface components {
             job?: string | null;
             cause?: components["schemas"]["RepairCause"] | null;
             mode?: components["schemas"]["RepairMode"] | null;
-            /**
-             * Stopped
-             * @default false
-             */
-            stopped: boolean;
+            /** Stopped */
+            stopped?: boolean | null;
             limits?: components["schemas"]["LimitsWrite"];
         };
         /**
@@ -6505,7 +6503,10 @@ export interface operations {
     update_policy_v1_repair_policies_put: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The version you saw */
+                "If-Match"?: string | null;
+            };
             path?: never;
             cookie?: never;
         };
@@ -6542,6 +6543,15 @@ export interface operations {
                     "application/problem+json": components["schemas"]["ProblemMissingScopeOrCrossSiteRequest"];
                 };
             };
+            /** @description Changed since you read it */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemStaleVersion"];
+                };
+            };
             /** @description The body is too large */
             413: {
                 headers: {
@@ -6574,7 +6584,10 @@ export interface operations {
     update_stop_v1_repair_stop_put: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The version you saw */
+                "If-Match"?: string | null;
+            };
             path?: never;
             cookie?: never;
         };
@@ -6609,6 +6622,15 @@ export interface operations {
                 };
                 content: {
                     "application/problem+json": components["schemas"]["ProblemMissingScopeOrCrossSiteRequest"];
+                };
+            };
+            /** @description Changed since you read it */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["ProblemStaleVersion"];
                 };
             };
             /** @description The body is too large */

@@ -61,7 +61,7 @@ from paceline.api.services import Services, Session, Shared
 from paceline.api.text import JobText
 from paceline.contracts.recovery import Role
 from paceline.contracts.repair import ActionStatus, RepairState
-from paceline.store.models.repair import RepairAction
+from paceline.store.models.repair import RepairAction, RepairPolicy
 from paceline.store.repositories.repair import ActionFilter, RepairRepository
 
 router = APIRouter(prefix="/v1/repair", tags=["repair"])
@@ -250,20 +250,36 @@ async def list_policies(session: Session, caller: IncidentsReader) -> list[Polic
     return [build_policy(row) for row in await RepairRepository(session).policies()]
 
 
-@router.put("/policies", responses=responses(*READ, CrossSite, BodyTooLarge))
+@router.put("/policies", responses=responses(*READ, CrossSite, BodyTooLarge, StaleVersion))
 async def update_policy(
-    body: PolicyWrite, session: Session, services: Shared, caller: RepairWriter
+    body: PolicyWrite,
+    session: Session,
+    services: Shared,
+    caller: RepairWriter,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> PolicyRead:
-    """Write the policy for a job and a cause, each or both left out for all."""
-    return build_policy(await put_policy(session, services, caller, body))
+    """Write the policy for a job and a cause, each or both left out for all. With If-Match only over the
+    version that was read."""
+    return _tagged(await put_policy(session, services, caller, body, if_match), response)
 
 
-@router.put("/stop", responses=responses(*READ, CrossSite, BodyTooLarge))
+@router.put("/stop", responses=responses(*READ, CrossSite, BodyTooLarge, StaleVersion))
 async def update_stop(
-    body: StopWrite, session: Session, services: Shared, caller: RepairWriter
+    body: StopWrite,
+    session: Session,
+    services: Shared,
+    caller: RepairWriter,
+    response: Response,
+    if_match: IfMatch = None,
 ) -> PolicyRead:
     """The stop switch. What is under way runs to its end; nothing new is dispatched."""
-    return build_policy(await put_stop(session, services, caller, body.job or "", body.stopped, body.note))
+    return _tagged(await put_stop(session, services, caller, body, if_match), response)
+
+
+def _tagged(row: RepairPolicy, response: Response) -> PolicyRead:
+    response.headers["ETag"] = f'"{row.version}"'
+    return build_policy(row)
 
 
 async def _answer(session: AsyncSession, row: RepairAction, response: Response) -> RepairActionDetail:

@@ -221,7 +221,7 @@ class PolicyWrite(WriteModel):
     job: JobText | None = None
     cause: RepairCause | None = None
     mode: RepairMode | None = None
-    stopped: bool = False
+    stopped: bool | None = None  # left out: the stop switch stays as it is
     limits: LimitsWrite = Field(default_factory=LimitsWrite)
 
 

@@ -28,6 +28,7 @@ from paceline.api.repair.schemas import (
     RepairActionRead,
     RepairMemberRead,
     SeatRead,
+    StopWrite,
 )
 from paceline.api.services import Services
 from paceline.contracts.ids import parse_ranks
@@ -132,20 +133,25 @@ async def _changed(
     row.updated_at = now
     await session.flush()
     await tell_action(session, row, caller.actor, now, services.console_url, details)
-    await RepairRepository(session).hasten(row.job, row.attempt, now)
+    await RepairRepository(session).look_at(row.job, row.attempt, now)
 
 
 def check_version(row: RepairAction, if_match: str | None, *, required: bool) -> None:
-    """StaleVersion for a decision on an older state; VersionRequired where none was named."""
+    """StaleVersion for a decision on an older state, and for an approval of whatever there is;
+    VersionRequired where none was named."""
     if if_match is None:
         if required:
             raise VersionRequired("send If-Match with the ETag of the action that you decided on")
         return
-    wanted = {part.strip().removeprefix("W/").strip('"') for part in if_match.split(",")}
-    if str(row.version) not in wanted and if_match.strip() != "*":
+    if not _matches(row.version, if_match) or (required and if_match.strip() == "*"):
         raise StaleVersion(
             f"If-Match is {if_match[:80]}, the action is at version {row.version}: read it again"
         )
+
+
+def _matches(version: int, if_match: str) -> bool:
+    wanted = {part.strip().removeprefix("W/").strip('"') for part in if_match.split(",")}
+    return str(version) in wanted or if_match.strip() == "*"
 
 
 async def propose(
@@ -246,30 +252,37 @@ def build_policy(row: RepairPolicy) -> PolicyRead:
 
 
 async def put_policy(
-    session: AsyncSession, services: Services, caller: Caller, body: PolicyWrite
+    session: AsyncSession,
+    services: Services,
+    caller: Caller,
+    body: PolicyWrite,
+    if_match: str | None = None,
 ) -> RepairPolicy:
     """Write the policy for (job, cause); it holds from the next decision on."""
     limits = {name: value for name, value in body.limits.model_dump().items() if value is not None}
-    row = await _policy(session, services, caller, body.job or "", body.cause.value if body.cause else "")
+    cause = body.cause.value if body.cause else ""
+    row = await _policy(session, services, caller, body.job or "", cause, if_match)
     row.mode = body.mode.value if body.mode is not None else ""
-    row.stopped, row.limits = body.stopped, limits
+    row.limits = limits
+    if body.stopped is not None:
+        row.stopped = body.stopped
     await _told(session, services.now(), caller, row, "repair.policy_changed", {})
     return row
 
 
 async def put_stop(
-    session: AsyncSession, services: Services, caller: Caller, job: str, stopped: bool, note: str
+    session: AsyncSession, services: Services, caller: Caller, body: StopWrite, if_match: str | None = None
 ) -> RepairPolicy:
     """The stop switch; mode and limits of the policy stay."""
-    row = await _policy(session, services, caller, job, "")
-    row.stopped = stopped
-    action = "repair.stopped" if stopped else "repair.stop_lifted"
-    await _told(session, services.now(), caller, row, action, {"note": note})
+    row = await _policy(session, services, caller, body.job or "", "", if_match)
+    row.stopped = body.stopped
+    action = "repair.stopped" if body.stopped else "repair.stop_lifted"
+    await _told(session, services.now(), caller, row, action, {"note": body.note})
     return row
 
 
 async def _policy(
-    session: AsyncSession, services: Services, caller: Caller, job: str, cause: str
+    session: AsyncSession, services: Services, caller: Caller, job: str, cause: str, if_match: str | None
 ) -> RepairPolicy:
     repairs = RepairRepository(session)
     await lock_name(session, f"repair-policy:{job}:{cause}")
@@ -277,6 +290,10 @@ async def _policy(
     if row is None:
         row = RepairPolicy(job=job, cause=cause, mode="", stopped=False, limits={}, version=0)
         repairs.add(row)
+    if if_match is not None and not _matches(row.version, if_match):
+        raise StaleVersion(
+            f"If-Match is {if_match[:80]}, the policy is at version {row.version}: read it again"
+        )
     row.version += 1
     row.updated_by, row.updated_at = caller.name, services.now()
     return row

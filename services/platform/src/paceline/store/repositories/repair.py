@@ -64,8 +64,8 @@ class RepairRepository:
         )
         return [(job, attempt) for job, attempt in (await self._session.execute(query)).all()]
 
-    async def hasten(self, job: str, attempt: str, at: datetime) -> None:
-        """Have the job looked at by `at`: somebody has decided something."""
+    async def look_at(self, job: str, attempt: str, at: datetime | None) -> None:
+        """Have the job looked at at `at`, None for not before something happens."""
         await self._session.execute(
             update(RepairJob).where(RepairJob.job == job, RepairJob.attempt == attempt).values(due_at=at)
         )
