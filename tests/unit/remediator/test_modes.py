@@ -9,7 +9,7 @@ from paceline.contracts.commands import CommandKind
 from paceline.contracts.recovery import parse_members
 from paceline.contracts.repair import ActionStatus, RepairCause, RepairMode
 from paceline.remediator.model import Closed, Judged, MemberError, Policy, Reason
-from tests.unit.remediator.conftest import Rig
+from tests.unit.remediator.conftest import Rig, make_member
 
 MakeRig = Callable[..., Rig]
 
@@ -81,3 +81,11 @@ def test_an_approval_without_a_key_opens_no_generation(make_rig: MakeRig) -> Non
     rig.may_act = False
     assert rig.tick().reason is Reason.OBSERVED_ONLY
     assert rig.job.generation == 0
+
+
+def test_a_job_that_no_order_can_name_waits_with_that_reason(rig: Rig) -> None:
+    for rank in range(4, 4100):
+        rig.members[f"m{rank}"] = make_member(f"m{rank}", rank, "n5")
+    rig.kill("m1", 1)
+    step = rig.tick(1.0)
+    assert (step.reason, rig.sent) == (Reason.TOO_LARGE, [])

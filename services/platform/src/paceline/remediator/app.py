@@ -49,6 +49,7 @@ from paceline.store.times import from_unix, to_unix
 CAPTURES_MAX = 100  # looked at in one round
 CAPTURE_EVERY_S = 2.0
 CAPTURE_ASK_S = 20.0  # within it the incidents service has asked the nodes, or has no key to
+UNDECIDABLE_S = 30.0  # until a job whose state cannot be read is tried again
 log = get_logger(__name__)
 
 
@@ -204,7 +205,20 @@ class RemediatorApp:
             due = await RepairRepository(session).due(now, self._settings.due_max)
             due += await RepairRepository(session).with_requests(self._settings.due_max)
         for job, attempt in due:
-            await self.apply(job, attempt, Tick(), "")
+            try:
+                await self.apply(job, attempt, Tick(), "")
+            except Exception as error:
+                if _is_transient(error):
+                    raise
+                await self._put_off(job, attempt, error)
+
+    async def _put_off(self, job: str, attempt: str, error: Exception) -> None:
+        """What one job cannot be decided about holds up no other one."""
+        count("paceline.repair.undecidable")
+        log.error("repair_undecidable", job=job, attempt=attempt, error=repr(error)[:500])
+        at = from_unix(self._clock.unix_s() + UNDECIDABLE_S)
+        async with self._database.transaction() as session:
+            await RepairRepository(session).look_at(job, attempt, at)
 
     async def look_at_captures(self) -> None:
         """A capture has succeeded once the nodes have shipped, and failed where they have not in time."""

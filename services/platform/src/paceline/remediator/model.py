@@ -54,6 +54,7 @@ class Reason(str, Enum):
     WAIT_STANDBY = "wait_standby"
     WAIT_EVIDENCE = "wait_evidence"
     WAIT_SETTLED = "wait_settled"  # whether it is what it looks like
+    TOO_LARGE = "too_large"  # no order can name all of its ranks
     MEMBERS_UNKNOWN = "members_unknown"  # not every rank of the job has a supervisor
     # What is done.
     PROPOSED = "proposed"

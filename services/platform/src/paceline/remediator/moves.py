@@ -70,7 +70,7 @@ def consider(job: JobRepair, action: Action, world: World) -> Step:
     if action.kind is not RepairKind.FALLBACK and isinstance(plan, Reason):
         if plan is Reason.WAIT_STANDBY and world.now_s < action.created_s + limits.standby_s:
             return waits(job, action, plan, RepairState.PREPARING)
-        if plan is Reason.MEMBERS_UNKNOWN or action.kind is not RepairKind.SWAP:
+        if plan in (Reason.MEMBERS_UNKNOWN, Reason.TOO_LARGE) or action.kind is not RepairKind.SWAP:
             return waits(job, action, plan, RepairState.HEALTHY)
         action = to_fallback(action, Reason.NO_STANDBY, "no standby is ready", world)
     if isinstance(plan, Plan) and action.kind in (RepairKind.SWAP, RepairKind.PLANNED_SWAP):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from paceline.contracts.commands import CommandKind
 from paceline.contracts.ids import derived_id
+from paceline.contracts.recovery import MEMBERS_MAX, Role, Support, format_members
 from paceline.contracts.recovery import Member as OrderMember
-from paceline.contracts.recovery import Role, Support, format_members
 from paceline.remediator.model import JobRepair, Member, Reason, Seat, World
 
 
@@ -91,6 +91,8 @@ def plan_seats(job: JobRepair, world: World, named: frozenset[str], *, same: boo
     old = open_seats(job, world)
     if not is_complete(old):
         return Reason.MEMBERS_UNKNOWN
+    if len(old) > MEMBERS_MAX:
+        return Reason.TOO_LARGE
     gone = {member.member for member in world.members if not member.lives}
     leavers = frozenset() if same else named | {seat.member for seat in old if seat.member in gone}
     free, warming = standbys(world, old, leavers)

@@ -89,6 +89,10 @@ async def apply(
     step = decide(state, event, World(members, policies, now_s, pending))
     if step.job != before or step.effects:
         await _write(session, row, step, members, now_s, context, traceparent)
+    elif row is not None and row.due_at is not None:
+        # Nothing has changed, and what waits is not due again at once: others have deadlines.
+        due = due_s(step.job, now_s)
+        await repairs.look_at(job, attempt, None if due is None else from_unix(due))
     return step
 
 
