@@ -15,6 +15,7 @@ import pytest
 from paceline.agent.app import AgentApp
 from paceline.agent.collecting import Answer
 from paceline.agent.evidence import EvidenceApp
+from paceline.agent.process import ProcReader
 from paceline.contracts.commands import Command, CommandKind, CommandResult, sign
 from paceline.contracts.recovery import (
     ChildError,
@@ -60,7 +61,10 @@ class Supervisor:
         if not head:
             return None
         (length,) = struct.unpack("<I", head)
-        body: dict[str, Any] = json.loads(await asyncio.to_thread(self.sock.recv, length, socket.MSG_WAITALL))
+        text = b""
+        while len(text) < length:  # a socket with a timeout returns parts
+            text += await asyncio.to_thread(self.sock.recv, length - len(text))
+        body: dict[str, Any] = json.loads(text)
         return body
 
 
@@ -115,6 +119,28 @@ async def test_a_supervisor_is_in_the_registry_until_it_is_gone(
     supervisor.sock.close()
     last = await eventually(lambda: next((r for r in publisher.values(MemberRecord) if r.left), None))
     assert (last.child_pid, last.ready) == (0, False)
+
+
+async def test_a_connection_that_ends_is_no_death_of_a_child_that_lives(
+    relay: Any, connect: Any, publisher: Any, eventually: Eventually
+) -> None:
+    start = ProcReader().read(os.getpid()).start_ticks
+    supervisor = await connect(replace(HELLO, child_pid=os.getpid(), child_pid_start=start))
+    supervisor.sock.close()
+    last = await eventually(lambda: next((r for r in publisher.values(MemberRecord) if r.left), None))
+    assert (last.child_pid, last.child_pid_start, last.ready) == (os.getpid(), start, False)
+
+
+async def test_an_order_larger_than_the_socket_buffer_arrives(relay: Any, connect: Any) -> None:
+    agent, _ = relay
+    supervisor = await connect()
+    rows = [Member(rank, f"member-{rank}-{'x' * 60}", "host:1", "rack") for rank in range(4000)]
+    members = format_members(rows)
+    arguments = {"targets": json.dumps(["m2"]), "attempt_no": "1", "store": "h:1", "members": members}
+    assert agent.supervisors.take(command(arguments=arguments), KEY) is Answer.ACCEPT
+    while (message := await supervisor.hear() or {})["type"] == "lease":
+        pass
+    assert message["arguments"]["members"] == members
 
 
 async def test_the_end_of_a_child_is_health_at_once(

@@ -174,7 +174,7 @@ class TestGivingUp:
         assert rig.tick(0.6).reason is Reason.REBUILD
         assert rig.sent[-1].generation == 2
         assert "s0" in rig.sent[-1].arguments["members"]
-        rig.change("s0", left=True)
+        rig.change("s0", left=True, child_pid=0)
         rig.tick()
         assert rig.tick(0.6).reason is Reason.NO_STANDBY
         assert closed(rig.tick(60)).status is ActionStatus.FAILED

@@ -25,6 +25,7 @@ FDS_PER_MESSAGE_MAX = 2
 FDS_PENDING_MAX = 4
 HELLO_S_MAX = 10.0
 LINGER_S = 1.0
+OUT_BYTES_MAX = 4 << 20  # waiting for one peer: some orders for the largest job
 PATH_BYTES_MAX = 107  # sun_path, unix(7)
 _UCRED = struct.Struct("iII")
 _RIGHTS_BYTES = socket.CMSG_SPACE(16 * array.array("i").itemsize)
@@ -55,25 +56,51 @@ class Connection:
         self._refused = False
         self._framer = Framer()
         self._fds: list[int] = []
+        self._out = bytearray()
+        self._is_writing = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self.read_all)
         self._deadline = self._loop.call_later(HELLO_S_MAX, self._expect_hello)
 
     def send(self, message: Message) -> None:
-        """Send at once or give the connection up: answers are small, a full buffer is a dead peer."""
+        """Send at once; what the socket does not take waits within OUT_BYTES_MAX, then the peer is dead."""
         self.send_bytes(encode_message(message))
 
     def send_bytes(self, data: bytes) -> None:
-        """`send` of a whole message."""
+        """`send` of a whole message: an order for thousands of members is larger than a socket's buffer."""
+        if self._sock is None:
+            return
+        if len(self._out) + len(data) > OUT_BYTES_MAX:
+            self._give_up()
+            return
+        self._out += data
+        self._flush()
+
+    def _flush(self) -> None:
+        """As much as the socket takes; the rest as soon as it takes more."""
         if self._sock is None:
             return
         try:
-            sent = self._sock.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            sent = self._sock.send(self._out, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT) if self._out else 0
+        except (BlockingIOError, InterruptedError):
+            sent = 0
         except OSError:
-            sent = -1
-        if sent != len(data):
-            self._drops["socket_send"] += 1
-            self.close()
+            self._give_up()
+            return
+        del self._out[:sent]
+        if bool(self._out) == self._is_writing:
+            return
+        self._is_writing = bool(self._out)
+        if self._is_writing:
+            self._loop.add_writer(self._sock.fileno(), self._flush)
+            return
+        self._loop.remove_writer(self._sock.fileno())
+        if self._refused:
+            self._end_output()
+
+    def _give_up(self) -> None:
+        self._drops["socket_send"] += 1
+        self.close()
 
     def refuse(self, reason: str) -> None:
         """Say why, then listen no more. The end comes with the peer's own, or after LINGER_S."""
@@ -85,12 +112,17 @@ class Connection:
         self._fds = []
         self.send(Refused(reason[:500]))
         if self._sock is not None:
-            # Closing with unread bytes would reset the connection, and the reason with it.
+            if not self._out:
+                self._end_output()
+            self._deadline = self._loop.call_later(LINGER_S, self.close)
+
+    def _end_output(self) -> None:
+        # Closing with unread bytes would reset the connection, and the reason with it.
+        if self._sock is not None:
             try:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:
                 pass  # the peer has gone already
-            self._deadline = self._loop.call_later(LINGER_S, self.close)
 
     def read_all(self) -> None:
         """Take in what has arrived, in bounded portions."""
@@ -104,8 +136,10 @@ class Connection:
             return
         self._deadline.cancel()
         self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
         self._sock = None
+        self._out.clear()
         close_fds(self._fds)
         self._fds = []
         self._handler.on_closed(self)

@@ -17,6 +17,7 @@ from paceline.agent.process import ProcReader
 from paceline.agent.settings import AgentSettings
 from paceline.agent.socket_server import Connection
 from paceline.contracts.agent_socket import Welcome
+from paceline.contracts.codes import ProcessState
 from paceline.contracts.commands import Command, CommandKind
 from paceline.contracts.events import EventType
 from paceline.contracts.ids import derived_id
@@ -49,6 +50,7 @@ ELSEWHERE_MAX = 64  # jobs
 KNOWN_MAX = 512  # ids of commands that were handed on
 STEP_EVERY_NS = 1_000_000_000  # a committed step alone is told so often
 TARGETS_MAX = 4096
+ORPHANS_MAX = 1024
 log = get_logger(__name__)
 
 
@@ -59,6 +61,7 @@ class Guest:
     hello: SupervisorHello
     uid: int
     connection: Connection
+    shares_pids: bool  # its pids mean the same here
     told: SupervisorHello | None = None
     told_ns: int = 0
 
@@ -87,6 +90,7 @@ class Supervisors:
         self._known: deque[str] = deque(maxlen=KNOWN_MAX)
         self._elsewhere: dict[str, list[int]] = {}  # bounded
         self._seen: dict[tuple[str, str], str] = {}  # (order, member) -> what was seen before a kill
+        self._orphans: dict[tuple[str, str, str], Guest] = {}  # bounded
         self.stopping = False
 
     def __len__(self) -> int:
@@ -132,11 +136,32 @@ class Supervisors:
         guest = self._guests.pop(connection, None)
         if guest is None or self.stopping:
             return
+        if self._child_is_gone(guest):
+            guest.hello = replace(guest.hello, child_pid=0, child_pid_start=0)
+        elif len(self._orphans) < ORPHANS_MAX:
+            self._orphans[_name_of(guest.hello)] = guest
         record = self._record(guest, left=True)
         self._tell(record)
         key = member_key(record.job, record.member)
         self._graves.dig([key], self._clock.unix_s() + self._settings.registry_retain_s)
         log.info("supervisor_gone", job=record.job, member=record.member, rank=record.rank)
+
+    def _child_is_gone(self, guest: Guest) -> bool:
+        """Whether /proc proves it; a pid of another pid namespace proves nothing here."""
+        hello = guest.hello
+        if not hello.child_pid or not guest.shares_pids:
+            return not hello.child_pid
+        found = self._proc.read(hello.child_pid)
+        is_other = found.start_ticks not in (0, hello.child_pid_start)
+        return found.state in (ProcessState.GONE, ProcessState.ZOMBIE) or is_other
+
+    def _bury_orphans(self) -> None:
+        """Children that have outlived their supervisor: their end is told once it is seen."""
+        for name, guest in list(self._orphans.items()):
+            if self._child_is_gone(guest):
+                del self._orphans[name]
+                guest.hello = replace(guest.hello, child_pid=0, child_pid_start=0)
+                self._tell(self._record(guest, left=True))
 
     def _on_hello(self, connection: Connection, hello: SupervisorHello) -> None:
         guest = self._guests.get(connection)
@@ -150,7 +175,10 @@ class Supervisors:
             for other in [one for one in self._guests.values() if _same(one.hello, hello)]:
                 del self._guests[other.connection]  # the same supervisor over a new connection
                 other.connection.close()
-            guest = Guest(hello, connection.peer.uid, connection)
+            pid = connection.peer.pid
+            shares_pids = bool(pid) and hello.pid == pid == self._proc.innermost_pid(pid)
+            guest = Guest(hello, connection.peer.uid, connection, shares_pids)
+            self._orphans.pop(_name_of(hello), None)
             self._guests[connection] = guest
             self._graves.keep(member_key(hello.job, hello.member))
             connection.send(Welcome(self._settings.node, f"{self._settings.node}/agent"))
@@ -249,6 +277,7 @@ class Supervisors:
         """What was held back goes out; called with each sample."""
         for guest in self._guests.values():
             self._publish(guest)
+        self._bury_orphans()
 
     def repeat(self) -> None:
         """All of it again, in case a topic was lost."""
@@ -260,8 +289,8 @@ class Supervisors:
         hello = guest.hello
         return MemberRecord(
             job=hello.job, attempt=hello.attempt, member=hello.member, node=self._settings.node,
-            role=Role(hello.role), rank=hello.rank, pid=hello.pid, child_pid=0 if left else hello.child_pid,
-            child_pid_start=0 if left else hello.child_pid_start, generation=hello.generation,
+            role=Role(hello.role), rank=hello.rank, pid=hello.pid, child_pid=hello.child_pid,
+            child_pid_start=hello.child_pid_start, generation=hello.generation,
             step=hello.step, store=hello.store, replica=hello.replica, failure_domain=hello.failure_domain,
             ready=hello.ready and not left, world_size=hello.world_size, support=hello.support,
             lease_s=self._settings.lease_s, left=left, at_unix_s=self._clock.unix_s(), uid=guest.uid,
@@ -362,4 +391,8 @@ class Supervisors:
 
 
 def _same(one: SupervisorHello, other: SupervisorHello) -> bool:
-    return (one.job, one.attempt, one.member) == (other.job, other.attempt, other.member)
+    return _name_of(one) == _name_of(other)
+
+
+def _name_of(hello: SupervisorHello) -> tuple[str, str, str]:
+    return (hello.job, hello.attempt, hello.member)

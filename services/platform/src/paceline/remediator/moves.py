@@ -27,7 +27,9 @@ from paceline.remediator.planning import (
     Plan,
     best_step,
     command_id,
+    is_proven_gone,
     lost_seats,
+    may_come_back,
     members_text,
     newest,
     next_generation,
@@ -36,6 +38,7 @@ from paceline.remediator.planning import (
 )
 
 LOST_S = 0.5  # that the registry alone says so before it is believed
+RECONNECT_S = 6.0  # that a supervisor may take to connect again: its longest pause is 5 s
 
 
 def advance(job: JobRepair, world: World) -> Step:
@@ -82,6 +85,11 @@ def consider(job: JobRepair, action: Action, world: World) -> Step:
     found = guard(job, action, world.policies.of(action.cause), world, seats)
     if found is not None:
         return waits(job, action, found, RepairState.READY)
+    silent = [
+        seat for seat in action.leavers if seat.member not in action.named and may_come_back(seat, world)
+    ]
+    if silent and world.now_s < action.created_s + RECONNECT_S:
+        return waits(job, action, Reason.WAIT_SETTLED, RepairState.READY)
     if world.now_s < action.not_before_s or is_paused(job, action, world):
         return waits(job, action, Reason.WAIT_SETTLED, RepairState.READY)
     kills = action.kind is RepairKind.SWAP and not all_fenced(action, world)
@@ -116,8 +124,14 @@ def is_stuck(job: JobRepair, limits: RepairLimits, world: World) -> bool:
 
 def is_paused(job: JobRepair, action: Action, world: World) -> bool:
     """Most members stand still together: somebody has paused the job, and nobody is to be replaced."""
-    frozen = {name for name in job.frozen if (found := world.get(name)) is not None and found.lives}
-    return action.cause is RepairCause.FROZEN and 2 * len(frozen) > len(open_seats(job, world))
+    seats = open_seats(job, world)
+    frozen = [seat for seat in seats if seat.member in job.frozen and _has_its_process(seat, world)]
+    return action.cause is RepairCause.FROZEN and 2 * len(frozen) > len(seats)
+
+
+def _has_its_process(seat: Seat, world: World) -> bool:
+    found = world.get(seat.member)
+    return found is not None and found.lives and found.child_pid_start == seat.child_pid_start
 
 
 def dispatch(job: JobRepair, action: Action, world: World, plan: Plan | Reason) -> Step:
@@ -311,24 +325,34 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
         # Its exit is on the way by another topic, and may say that it has finished.
         waiting = replace(job, action=replace(action, lost_since_s=world.now_s))
         return Step(waiting, (), Reason.NOTHING_DUE)
-    if lost and world.now_s - action.lost_since_s >= LOST_S:
+    if not lost and action.lost_since_s:
+        action = replace(action, lost_since_s=0.0)
+        job = replace(job, action=action)
+    silent = [seat for seat in lost if not is_proven_gone(seat, world)]
+    if lost and world.now_s - action.lost_since_s >= (RECONNECT_S if silent else LOST_S):
         return rebuild_without(job, replace(action, lost_since_s=0.0), lost, world)
     return rebuild_again(job, action, world) if late else Step(job, (), Reason.NOTHING_DUE)
 
 
-def rebuild_without(job: JobRepair, action: Action, lost: list[Seat], world: World) -> Step:
-    """Somebody else died meanwhile: one more generation, and its end is proven."""
+def rebuild_without(
+    job: JobRepair, action: Action, lost: list[Seat], world: World, proven: tuple[str, ...] = ()
+) -> Step:
+    """Somebody else was lost meanwhile: one more generation, after a fence where its end is not `proven`."""
     known = action.leaver_names
     leavers = (*action.leavers, *(seat for seat in lost if seat.member not in known))
-    fenced = tuple(dict.fromkeys((*action.fenced, *(seat.member for seat in lost))))
-    kind = RepairKind.SWAP
-    return rebuild(job, replace(action, leavers=leavers, fenced=fenced, kind=kind), world)
+    gone = (seat.member for seat in lost if is_proven_gone(seat, world))
+    fenced = tuple(dict.fromkeys((*action.fenced, *proven, *gone)))
+    action = replace(action, leavers=leavers, fenced=fenced, kind=RepairKind.SWAP, lost_since_s=0.0)
+    if all_fenced(action, world):
+        return rebuild(job, action, world)
+    return fence(job, replace(action, attempt_no=0), world)
 
 
 def resume(job: JobRepair, action: Action, world: World) -> Step:
     """Every member has finished a step of the new generation: that is the proof."""
     best = max(job.best_step, action.step - 1)
-    job = replace(job, seats=action.seats, failures=0, best_step=best, resumed_s=world.now_s)
+    job = replace(job, seats=action.seats, failures=0, best_step=best)
+    job = replace(job, resumed_s=world.now_s, frozen=())  # everybody has just made a step
     return end(job, action, ActionStatus.SUCCEEDED, Reason.RESUMED, RepairState.RESUMED, world)
 
 

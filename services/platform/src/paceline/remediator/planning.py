@@ -165,5 +165,19 @@ def lost_seats(seats: Sequence[Seat], world: World) -> list[Seat]:
     return lost
 
 
+def may_come_back(seat: Seat, world: World) -> bool:
+    """Its supervisor's connection has ended, and nobody has seen the end of its process."""
+    found = world.get(seat.member)
+    return found is not None and found.left and found.child_pid != 0
+
+
+def is_proven_gone(seat: Seat, world: World) -> bool:
+    """A supervisor that is there has one child at a time: another one, or none, is the end of this one."""
+    found = world.get(seat.member)
+    if found is None:
+        return False
+    return found.child_pid == 0 or (not found.left and found.child_pid_start != seat.child_pid_start)
+
+
 def best_step(world: World) -> int:
     return max((member.step for member in world.members if member.role is Role.MEMBER), default=-1)

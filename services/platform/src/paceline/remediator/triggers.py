@@ -129,7 +129,7 @@ def _exit_under_way(job: JobRepair, action: Action, seat: Seat, world: World) ->
     if job.state is RepairState.FENCING:
         action = replace(action, fenced=fenced, leavers=(*action.leavers, seat))
         return Step(replace(job, action=action), (), Reason.MERGED)
-    return rebuild_without(job, action, [seat], world)
+    return rebuild_without(job, action, [seat], world, (seat.member,))
 
 
 def process_stopped(job: JobRepair, event: ProcessStopped, world: World) -> Step:
