@@ -63,7 +63,10 @@ class Supervisor:
         (length,) = struct.unpack("<I", head)
         text = b""
         while len(text) < length:  # a socket with a timeout returns parts
-            text += await asyncio.to_thread(self.sock.recv, length - len(text))
+            part = await asyncio.to_thread(self.sock.recv, length - len(text))
+            if not part:
+                return None
+            text += part
         body: dict[str, Any] = json.loads(text)
         return body
 

@@ -70,6 +70,13 @@ def test_a_frozen_verdict_alone_waits_as_long_as_a_stop(rig: Rig) -> None:
     assert rig.tick(0.2).reason is Reason.FENCE
 
 
+def test_a_node_whose_clock_is_behind_gets_no_shorter_wait(rig: Rig) -> None:
+    rig.feed(replace(stopped(rig, "m2"), at_s=rig.now_s - 10))
+    rig.tick(3.9)
+    assert rig.sent == []
+    assert rig.tick(0.2).reason is Reason.FENCE
+
+
 def test_the_reports_of_a_large_recovery_do_not_push_incidents_out(rig: Rig) -> None:
     verdict = judged(rig, RepairCause.SOFTWARE, 2)
     assert rig.feed(verdict).reason is Reason.CAPTURE

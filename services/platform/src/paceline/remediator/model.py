@@ -1,6 +1,7 @@
 """What the state machine of one job looks at, remembers and asks for. Plain values, no clock, no I/O.
 
-Times are unix seconds of the service that decides; they are compared with themselves only.
+Times are unix seconds of the service that decides. `at_s` of an event is another clock's: only staleness,
+which has minutes, looks at it.
 """
 
 from collections.abc import Mapping

@@ -154,7 +154,7 @@ def process_stopped(job: JobRepair, event: ProcessStopped, world: World) -> Step
         return Step(job, (), Reason.ALREADY_UNDER_WAY)
     fault = Fault(
         event.id, RepairCause.FROZEN, RepairKind.SWAP, (seat,), f"rank {seat.rank} was stopped by a signal",
-        event.at_s + limits.frozen_s,
+        world.now_s + limits.frozen_s,
     )  # fmt: skip
     return raise_fault(job, fault, world)
 
