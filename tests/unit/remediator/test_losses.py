@@ -66,3 +66,13 @@ def test_the_third_freeze_of_a_job_is_not_taken_for_a_pause(rig: Rig) -> None:
         }
         rig.change(name, rank=-1, child_pid=7000 + number, child_pid_start=number + 1)
         rig.now_s += 60
+
+
+def test_a_member_that_freezes_during_a_recovery_is_replaced_when_it_does_not_come(rig: Rig) -> None:
+    rig.kill("m1")
+    stop(rig, "m2")
+    assert rig.tick(15.1).reason is Reason.FENCE
+    assert rig.sent[-1].members == ("m2",)
+    assert rig.answer("m2").reason is Reason.REBUILD
+    assert rig.sent[-1].generation == 2
+    assert "m2" not in rig.sent[-1].arguments["members"]

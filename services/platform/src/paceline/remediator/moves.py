@@ -331,7 +331,15 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
     silent = [seat for seat in lost if not is_proven_gone(seat, world)]
     if lost and world.now_s - action.lost_since_s >= (RECONNECT_S if silent else LOST_S):
         return rebuild_without(job, replace(action, lost_since_s=0.0), lost, world)
-    return rebuild_again(job, action, world) if late else Step(job, (), Reason.NOTHING_DUE)
+    if not late:
+        return Step(job, (), Reason.NOTHING_DUE)
+    # Stopped meanwhile, and that is why it has not come; most of them together are a job that is paused.
+    missing = [
+        seat for seat in action.seats if seat.member in job.frozen and seat.member not in action.reached
+    ]
+    if missing and 2 * len(missing) <= len(action.seats):
+        return rebuild_without(job, action, missing, world)
+    return rebuild_again(job, action, world)
 
 
 def rebuild_without(
