@@ -89,3 +89,15 @@ def test_a_job_that_no_order_can_name_waits_with_that_reason(rig: Rig) -> None:
     rig.kill("m1", 1)
     step = rig.tick(1.0)
     assert (step.reason, rig.sent) == (Reason.TOO_LARGE, [])
+
+
+def test_what_a_person_has_rejected_is_not_proposed_again_by_its_incident(make_rig: MakeRig) -> None:
+    rig = make_rig(RepairMode.APPROVE)
+    rig.kill("m1")
+    assert rig.job.action is not None
+    rig.job = replace(rig.job, action=replace(rig.job.action, status=ActionStatus.REJECTED))
+    rig.tick()
+    rig.policy = replace(rig.policy, mode=RepairMode.AUTO)
+    rig.now_s += 5
+    assert rig.feed(judged(rig, RepairCause.PROCESS_EXIT, 1)).reason is Reason.ALREADY_REPAIRED
+    assert rig.sent == []

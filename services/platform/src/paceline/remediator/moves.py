@@ -405,7 +405,7 @@ def end(
 
 def close(job: JobRepair, action: Action, state: RepairState, now_s: float) -> Step:
     ranks = tuple(sorted(seat.rank for seat in action.leavers))
-    is_told = action.status in (ActionStatus.SUCCEEDED, ActionStatus.FAILED)
+    is_told = action.status in (ActionStatus.SUCCEEDED, ActionStatus.FAILED, ActionStatus.REJECTED)
     last = Repaired(action.id, ranks, now_s) if is_told else job.last
     job = replace(job, state=state, action=None, last=last)
     return Step(job, (Closed(action),), Reason.CANCELLED)
