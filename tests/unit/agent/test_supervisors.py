@@ -219,6 +219,7 @@ async def test_an_older_generation_is_refused_here(
     app.take(command())
     (report,) = await eventually(lambda: publisher.values(RecoveryReport))
     assert (report.outcome, report.message) == (OrderOutcome.REFUSED, "generation 4 is older than 9")
+    assert report.generation == 9, "the remediator opens the next one above it"
 
 
 async def test_what_is_to_be_killed_is_looked_at_before(

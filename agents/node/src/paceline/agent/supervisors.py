@@ -353,7 +353,7 @@ class Supervisors:
         if order.kind is not OrderKind.FENCE and 0 < order.generation < hello.generation:
             words = f"generation {order.generation} is older than {hello.generation}"
             self._on_result(
-                guest, OrderResult(order.id, hello.member, OrderOutcome.REFUSED, words, order.generation)
+                guest, OrderResult(order.id, hello.member, OrderOutcome.REFUSED, words, hello.generation)
             )
             return
         if order.kind is OrderKind.FENCE:
