@@ -264,6 +264,17 @@ async def test_leases_are_renewed_where_they_are_on(relay: Any, connect: Any) ->
     assert lease == {"type": "lease", "generation": 3, "until_monotonic_s_from_now": 0.6}
 
 
+async def test_a_lease_names_the_generation_that_was_ordered(relay: Any, connect: Any) -> None:
+    agent, app = relay
+    supervisor = await connect()
+    app.take(command())
+    agent.supervisors.lease()
+    heard = [await supervisor.hear() or {} for _ in range(2)]
+    assert [message["generation"] for message in heard if message["type"] == "order"] == [4]
+    assert heard[-1]["type"] == "lease"
+    assert heard[-1]["generation"] == 4, "the child tells its own only after the restore"
+
+
 async def test_nobody_speaks_for_another(relay: Any, connect: Any, publisher: Any) -> None:
     agent, _ = relay
     supervisor = await connect()

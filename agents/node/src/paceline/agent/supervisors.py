@@ -62,6 +62,7 @@ class Guest:
     uid: int
     connection: Connection
     shares_pids: bool  # its pids mean the same here
+    handed: int = 0  # the newest generation that it was ordered to build
     told: SupervisorHello | None = None
     told_ns: int = 0
 
@@ -356,6 +357,8 @@ class Supervisors:
                 guest, OrderResult(order.id, hello.member, OrderOutcome.REFUSED, words, hello.generation)
             )
             return
+        if CommandKind(order.kind.value) in GROUP_KINDS:
+            guest.handed = max(guest.handed, order.generation)
         if order.kind is OrderKind.FENCE:
             self._seen[order.id, hello.member] = self._look(order.arguments.get("pid", ""))
         try:
@@ -386,7 +389,8 @@ class Supervisors:
         if self._settings.lease_s <= 0:
             return
         for guest in list(self._guests.values()):
-            lease = Lease(guest.hello.generation, self._settings.lease_s)
+            # The child tells a generation only once it has restored; its supervisor counts from the order on.
+            lease = Lease(max(guest.hello.generation, guest.handed), self._settings.lease_s)
             guest.connection.send_bytes(encode_recovery(lease))
 
 
