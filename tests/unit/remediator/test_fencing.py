@@ -51,3 +51,17 @@ def test_reports_of_a_large_job_leave_the_memory_of_faults_alone(rig: Rig) -> No
     again = replace(rig.job)
     rig.feed(PhaseDone("p0", rig.now_s, "m0", 1, RecoveryPhase.RENDEZVOUS, 41, 1))
     assert rig.job == again
+
+
+def test_a_fallback_succeeds_by_ends_and_not_by_words(rig: Rig) -> None:
+    rig.change("s0", left=True, child_pid=0)
+    rig.change("s1", left=True, child_pid=0)
+    rig.kill("m1")
+    assert rig.job.state is RepairState.FALLBACK
+    for name in ("m0", "m1", "m2", "m3"):
+        rig.answer(name)
+    assert rig.job.action is not None
+    for name in ("m0", "m2", "m3"):
+        rig.change(name, child_pid=0)
+    rig.tick()
+    assert rig.job.action is None

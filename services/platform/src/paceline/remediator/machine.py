@@ -30,7 +30,6 @@ from paceline.remediator.model import (
 from paceline.remediator.moves import (
     advance,
     fall_back,
-    given_up,
     rebuild,
     rebuild_again,
     resume,
@@ -93,9 +92,7 @@ def _answered(job: JobRepair, event: OrderAnswer, world: World) -> Step:
     if job.state is RepairState.FENCING:
         return _fence_answered(job, action, event, world)
     if job.state is RepairState.FALLBACK:
-        if event.outcome is OrderOutcome.DONE:
-            return given_up(replace(job, action=done), done, world, late=False)
-        return Step(job, (), Reason.NOTED)
+        return Step(job, (), Reason.NOTED)  # a promise to stop is no end: exits and the registry say that
     if event.outcome is OrderOutcome.REFUSED and event.generation > action.generation:
         # It knows a newer generation than we do: open one above it.
         return rebuild(replace(job, generation=event.generation), action, world)
