@@ -214,7 +214,7 @@ class RemediatorApp:
 
     async def _put_off(self, job: str, attempt: str, error: Exception) -> None:
         """What one job cannot be decided about holds up no other one."""
-        count("paceline.repair.undecidable")
+        count("paceline.repair.decisions", reason="undecidable")
         log.error("repair_undecidable", job=job, attempt=attempt, error=repr(error)[:500])
         at = from_unix(self._clock.unix_s() + UNDECIDABLE_S)
         async with self._database.transaction() as session:
