@@ -26,6 +26,7 @@ from paceline.trainer.protection.identity import Place
 from paceline.trainer.protection.replica import Generation
 from paceline.trainer.protection.server import Server
 from paceline.trainer.protection.slots import Slots
+from paceline.trainer.protection.wire import Channel
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.needs_torch
@@ -324,7 +325,9 @@ def test_a_receiver_of_a_dead_generation_neither_seals_nor_clears_what_its_succe
     old, new = (Generation(who(0), members, KEY, number, kept, lambda step: None) for number in (1, 2))
     shard = who(1).shard(Part.OWN)
 
-    class Link:
+    class Link(Channel):
+        """The bytes of a copy without a socket."""
+
         def __init__(self, meanwhile: Callable[[], None]) -> None:
             self._meanwhile = meanwhile
 

@@ -28,6 +28,7 @@ from paceline.contracts.agent_socket import (
     Refused,
     Welcome,
     encode_message,
+    is_trusted_listener,
 )
 from paceline.probe import connection
 from paceline.probe.connection import OPENED_MAX, PENDING_MAX, AgentConnection, RetryPolicy
@@ -332,7 +333,7 @@ def test_forked_child_lets_go_of_the_connection(
     ],
 )
 def test_stranger_below_tmp_is_not_trusted(path: str, listener_uid: int, trusted: bool) -> None:
-    assert connection.is_trusted_listener(path, listener_uid, 1000) is trusted
+    assert is_trusted_listener(path, listener_uid, 1000) is trusted
 
 
 def test_strangers_socket_gets_no_descriptors(

@@ -22,7 +22,8 @@ class Samples:
     """Of one rank: drawn from its own random numbers, or by torch's sampler, which is told its rank once."""
 
     def __init__(self, by_sampler: bool) -> None:
-        self.sampler = DistributedSampler(range(10_000), seed=3) if by_sampler else None
+        samples: Any = range(10_000)  # all that a sampler asks of a data set is its length
+        self.sampler: Any = DistributedSampler(samples, seed=3) if by_sampler else None
 
     def draw(self, step: int) -> list[int]:
         if self.sampler is None:
