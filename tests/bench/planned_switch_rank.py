@@ -93,8 +93,6 @@ class _SlowStore(dist.Store):  # type: ignore[misc]
 class Outside:
     """Groups of a process that has no rank yet: they refuse everything."""
 
-    name = "outside"
-
     def build(self, store: Any, rank: int, size: int, *rest: Any) -> Any:
         return refusing(rank, size)
 

@@ -17,7 +17,7 @@ GUARD_S = 20.0  # gloo's own timeout is 30 min here; measured are milliseconds
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def losses() -> Callable[[str], Any]:
     """What every kind of operation did when a rank was killed or frozen in it; one run for all kinds."""
     known: dict[str, Any] = {}
     program = str(PROGRAMS / "peer_loss.py")

@@ -71,4 +71,4 @@ def test_without_ddp_nothing_is_equal() -> None:
 def test_only_ddp_over_the_world_is_verified() -> None:
     for group, expected in ((Group(0, 1, 2, 3), "verified"), (Group(0, 2), "experimental")):
         model = DistributedDataParallel(group, object())
-        assert support_of({"model": model}, "gloo", 4) == expected
+        assert support_of({"model": model}, 4) == expected

@@ -147,8 +147,6 @@ def newcomer(line: Line, kind: str) -> None:
 class Nobody:
     """The groups of a process that waits for its place."""
 
-    name = "nobody"
-
     def build(self, *_: Any) -> Any:
         return None
 

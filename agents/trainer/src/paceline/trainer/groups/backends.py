@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from paceline.trainer.groups.cutting import Address, Listeners, announce, cut, device_with_address, hear
-from paceline.trainer.groups.errors import RebuildFailed
+from paceline.trainer.groups.errors import RebuildFailed, first_line
 
 LAZY_FROM_RANKS = 16  # a full mesh of gloo takes 30 ms at 16 ranks and 121 ms at 32, lazy pairs 3 and 10 ms
 
@@ -15,8 +15,6 @@ LISTENERS_MAX = 4096
 
 class Builds(Protocol):
     """Builds inner groups; every member of a group calls it with the same store and generation."""
-
-    name: str
 
     def build(
         self, store: Any, rank: int, size: int, generation: int, timeout_s: float, operation_timeout_s: float
@@ -36,10 +34,7 @@ class RebuildBackend(Builds, Protocol):
 class GlooRebuild:
     """A new gloo group for each generation; the old one is left behind."""
 
-    name = "gloo"
-
-    def __init__(self, lazy: bool | None = None) -> None:
-        self._lazy = lazy
+    def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
         # Kept: inside c10d other things bear these names while it makes a group.
@@ -53,10 +48,9 @@ class GlooRebuild:
             gloo, own = self.gloo(store, rank, size, timeout_s)
             listeners = hear(store, rank, size, own)
         except RuntimeError as error:
-            message = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise RebuildFailed(
                 f"generation {generation}: rank {rank} of {size} did not meet its peers within "
-                f"{timeout_s:g} s: {message}"
+                f"{timeout_s:g} s: {first_line(error) or repr(error)}"
             ) from error
         gloo._set_default_timeout(timedelta(seconds=operation_timeout_s))
         group = self.group(store, rank, size, gloo)
@@ -74,7 +68,7 @@ class GlooRebuild:
         """The bare backend, and where it listens."""
         classes = self._gloo_class
         options = classes._Options()
-        lazy = self._lazy if self._lazy is not None else size >= LAZY_FROM_RANKS
+        lazy = size >= LAZY_FROM_RANKS
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
 
         def make() -> Any:

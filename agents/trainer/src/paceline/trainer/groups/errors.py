@@ -1,6 +1,11 @@
 """What the groups of a process raise; all of them are RuntimeErrors, as torch's own are."""
 
 
+def first_line(error: BaseException) -> str:
+    """Of its message; empty where it has none."""
+    return next(iter(str(error).strip().splitlines()), "")
+
+
 class GenerationEnded(RuntimeError):
     """The groups of this generation are gone; nothing of them is written into a tensor any more.
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from paceline.trainer.groups.errors import GenerationEnded, PeerLost
+from paceline.trainer.groups.errors import GenerationEnded, PeerLost, first_line
 
 log = logging.getLogger("paceline")
 
@@ -85,7 +85,7 @@ class Generation:
 
     def fail(self, error: BaseException) -> bool:
         """The backend failed: end it and tell `on_fault`, once."""
-        ended = PeerLost(self.number, f"{type(error).__name__}: {_first_line(error)}")
+        ended = PeerLost(self.number, f"{type(error).__name__}: {first_line(error)[:200]}")
         ended.__cause__ = error
         first = self._end(ended)
         if first and self._on_fault is not None:
@@ -115,8 +115,3 @@ class Generation:
         """Operations that were in flight at the end and that the backend still holds."""
         self._left = tuple(operation for operation in self._left if operation.held())
         return len(self._left)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else ""

@@ -90,7 +90,6 @@ class Maker:
         self._c10d = c10d
         self.groups = groups
         self._original = getattr(c10d, HELPER)
-        self._replacement: Any = None
         self._signature = inspect.signature(self._original)
         self._lock = threading.RLock()  # c10d makes groups one after the other; so do we
         self._class = swappable_class(torch, c10d, Describer.of_torch(torch, c10d))
@@ -112,12 +111,7 @@ class Maker:
         def replacement(*arguments: Any, **keywords: Any) -> Any:
             return self._around(*arguments, **keywords)
 
-        self._replacement = replacement
         setattr(self._c10d, HELPER, replacement)
-
-    def remove(self) -> None:
-        if getattr(self._c10d, HELPER) is self._replacement:
-            setattr(self._c10d, HELPER, self._original)
 
     def _around(self, *arguments: Any, **keywords: Any) -> Any:
         bound = self._signature.bind(*arguments, **keywords).arguments
@@ -149,7 +143,7 @@ class Maker:
             self.groups.forget(index)
             raise
         group = result[0] if isinstance(result, tuple) else result
-        self._complete(group, result, int(bound["group_rank"]), size)
+        self._complete(group, int(bound["group_rank"]), size)
         self.groups.hold(index, group, int(bound["group_rank"]) if world else None)
         return result
 
@@ -180,7 +174,7 @@ class Maker:
         seconds = timeout.total_seconds()
         return FirstBackend(backend.build(store, rank, size, number, seconds, seconds))
 
-    def _complete(self, group: Any, result: Any, rank: int, size: int) -> None:
+    def _complete(self, group: Any, rank: int, size: int) -> None:
         if not is_swappable(group):
             raise NotSwappable(f"torch made a {type(group).__name__} where Paceline's group was expected")
         first = next(backend for backend in group.paceline_backends if isinstance(backend, FirstBackend))
@@ -214,11 +208,3 @@ def install(job: str = "job", backend: RebuildBackend | None = None, on_fault: F
 def maker() -> Maker | None:
     """The installed maker, None where nothing is installed."""
     return _maker
-
-
-def remove() -> None:
-    """Give c10d its own helper back; groups made meanwhile stay replaceable."""
-    global _maker
-    if _maker is not None:
-        _maker.remove()
-        _maker = None

@@ -58,7 +58,6 @@ class RestorePlan:
     reason: RestoreReason
     transfers: tuple[Transfer, ...]
     replayed: int
-    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,13 +109,7 @@ def decide_restore(
         )
     newest = max(max(copies[shard]) for shard in wanted)
     reason = RestoreReason.NEWEST_COMMON if step == newest else RestoreReason.STEP_BACK
-    return RestorePlan(
-        step,
-        reason,
-        tuple(_transfers(copies, members, step)),
-        max(finished - step, 0),
-        "" if step == newest else f"step {newest} is not complete",
-    )
+    return RestorePlan(step, reason, tuple(_transfers(copies, members, step)), max(finished - step, 0))
 
 
 def _usable(
@@ -126,7 +119,7 @@ def _usable(
     refused_any = False
     for rank in sorted(holdings_by_rank):
         for holding in holdings_by_rank[rank]:
-            if not holding.sealed or not is_current(holding.generation, holding.step, history):
+            if not is_current(holding.generation, holding.step, history):
                 continue
             if Refused(rank, holding.shard, holding.step, holding.place) in bad:
                 refused_any = True

@@ -13,10 +13,6 @@ class UnprotectableState(ProtectionError):
     """A state holds something that is neither JSON nor a dense tensor; raised at start, never at a step."""
 
 
-class CorruptCopy(ProtectionError):
-    """The bytes of a copy do not have the checksum they were sealed with."""
-
-
 class StateMismatch(ProtectionError):
     """A copy does not fit the objects that it is to be loaded into."""
 

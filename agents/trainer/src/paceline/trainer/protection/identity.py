@@ -1,13 +1,10 @@
 """Names of what is protected: shards, their copies, and the members that hold them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from paceline.trainer.protection.errors import ProtectionError
-
-RANK_MAX = 1 << 20
 
 
 class Place(str, Enum):
@@ -34,21 +31,17 @@ class ShardIdentity:
     """Who a rank is logically; a standby takes over the identity of the rank it replaces.
 
     `replica_set` names the ranks that hold equal parameters (same tensor and pipeline coordinates).
-    `layout` is anything that changes when shards are cut differently, such as "dp4-tp2": a copy of
-    another layout is never applied. `shares`: it surely has a shared part, so that a set of which no copy
-    is left counts as lost.
+    `shares`: it surely has a shared part, so that a set of which no copy is left counts as lost.
     """
 
     job: str
     rank: int
     replica_set: str = "0"
-    layout: str = ""
     shares: bool = False
 
     def shard(self, part: Part) -> str:
         """Name of a logical shard, equal on all members of the job."""
-        owner = f"rank/{self.rank}" if part is Part.OWN else f"set/{self.replica_set}"
-        return f"{owner}@{self.layout}" if self.layout else owner
+        return f"rank/{self.rank}" if part is Part.OWN else f"set/{self.replica_set}"
 
 
 @dataclass(frozen=True)
@@ -59,20 +52,10 @@ class Member:
     replica: str
     failure_domain: str
 
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> "Member":
-        """From an entry of a rebuild command's `members`; other keys are ignored."""
-        rank, replica, domain = value.get("rank"), value.get("replica"), value.get("failure_domain", "")
-        if type(rank) is not int or not 0 <= rank < RANK_MAX:
-            raise ProtectionError(f"members: rank is {rank!r}, expected 0 to {RANK_MAX - 1}")
-        if not isinstance(replica, str) or not isinstance(domain, str):
-            raise ProtectionError(f"members: replica and failure_domain of rank {rank} must be strings")
-        return Member(rank, replica, domain or replica.rpartition(":")[0])
-
 
 @dataclass(frozen=True)
 class Holding:
-    """One copy of one shard at one step, as its holder announces it."""
+    """One sealed copy of one shard at one step, as its holder announces it."""
 
     shard: str
     step: int
@@ -80,7 +63,6 @@ class Holding:
     checksum: str
     place: Place
     bytes: int
-    sealed: bool = True
 
     def to_json(self) -> list[Any]:
         return [self.shard, self.step, self.generation, self.checksum, self.place.value, self.bytes]

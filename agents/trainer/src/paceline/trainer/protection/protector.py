@@ -69,7 +69,6 @@ class Protector:
         check: Callable[[], None] | None = None,
         stall_max_s: float = 30.0,
         host: str = "127.0.0.1",
-        advertise: str = "",
     ) -> None:
         if interval_steps < 1:
             raise ValueError(f"interval_steps is {interval_steps}, expected at least 1")
@@ -86,7 +85,7 @@ class Protector:
         self.kept = Slots(Place.REPLICA, on_device)
         self._stream = Stream(on_device)
         self._copier = Copier(self.guard.trip)
-        self._server = Server(host, advertise)
+        self._server = Server(host)
         self._generation: Generation | None = None
         self._members: Sequence[Member] = ()
         self._changed = threading.Condition()

@@ -63,7 +63,6 @@ class Generation:
         self._up: Channel | None = None
         self._open: list[Channel] = []
         self.closed = threading.Event()
-        self.acknowledged = NEVER
         self.sending_s = 0.0  # of the last copy, its check by the keeper included
         self.refused_frames = 0
         self._threads: list[threading.Thread] = []
@@ -232,7 +231,6 @@ class Generation:
         return wire.text(answer, "kind")
 
     def _acknowledge(self, step: int) -> None:
-        self.acknowledged = max(self.acknowledged, step)
         with self._lock:
             self._tell_up(self._tracker.acknowledge(step))
 

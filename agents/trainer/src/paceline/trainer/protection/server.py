@@ -20,11 +20,11 @@ ACCEPT_PAUSE_S = 0.1
 class Server:
     """Listens for the whole life of the process, and hands each peer to the current generation."""
 
-    def __init__(self, host: str = "127.0.0.1", advertise: str = "") -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self._listener = socket.create_server((host, 0), backlog=CONNECTIONS_MAX)
         self._listener.settimeout(None)  # whatever default the script has set for its own sockets
         self._closed = threading.Event()
-        self.endpoint = f"{advertise or host}:{self._listener.getsockname()[1]}"
+        self.endpoint = f"{host}:{self._listener.getsockname()[1]}"
         self.generation: Generation | None = None
         self.refused_connections = 0
         self.failed_accepts = 0

@@ -17,6 +17,7 @@ from paceline.contracts.recovery import (
     parse_members,
 )
 from paceline.trainer.groups import Groups, RebuildFailed, host_store
+from paceline.trainer.groups.errors import first_line
 from paceline.trainer.protection import FallbackRequired, NotSettled, RestoreReport
 from paceline.trainer.repair.building import Superseded, build
 from paceline.trainer.repair.control import Control, Epoch, epoch_of, open_control
@@ -190,9 +191,7 @@ class Engine:
         self._report_error(error)
 
     def _report_error(self, error: BaseException) -> None:
-        message = (
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        )
+        message = f"{type(error).__name__}: {first_line(error)}"
         self._control.tell(
             ChildError(self._control.member, self.generation, max(0, self._step), message[:900])
         )
@@ -394,7 +393,7 @@ def open_engine(environment: Mapping[str, str], protected: Mapping[str, Any]) ->
         wired.groups.check,
     )
     wait_s = float(environment.get(WAIT_VARIABLE) or 60.0)
-    engine = Engine(control, wired, protection, support_of(protected, "gloo", wired.size), wait_s)
+    engine = Engine(control, wired, protection, support_of(protected, wired.size), wait_s)
     engines.append(engine)
     wired.groups.on_fault = engine.tell_fault
     end_soon_after_errors(control)

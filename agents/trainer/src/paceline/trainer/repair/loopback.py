@@ -9,9 +9,7 @@ from typing import Any
 
 
 class LoopbackBackend:
-    """A `RebuildBackend` whose groups answer by themselves, with any rank and size."""
-
-    name = "loopback"
+    """`Builds` groups that answer by themselves, with any rank and size."""
 
     def build(
         self, store: Any, rank: int, size: int, generation: int, timeout_s: float, operation_s: float = 0.0

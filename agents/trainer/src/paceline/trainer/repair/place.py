@@ -4,6 +4,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.trainer.protection.sources import is_zero
 from paceline.trainer.repair.replicas import is_ddp
 
 HOST_VARIABLE = "PACELINE_HOST"
@@ -31,19 +32,16 @@ def own_address(environment: Mapping[str, str]) -> str:
         return LOOPBACK
 
 
-def support_of(protected: Mapping[str, Any], backend: str, world_size: int) -> str:
-    """`verified` for what tests repair to the bit, DDP over the world with plain optimizers on gloo.
+def support_of(protected: Mapping[str, Any], world_size: int) -> str:
+    """`verified` for what tests repair to the bit, DDP over the world with plain optimizers.
 
-    `experimental` for the rest.
+    `experimental` for the rest. All of it is on gloo, since no other groups can be replaced.
     """
-    names = {type(thing).__name__ for thing in protected.values()}
     models = [thing for thing in protected.values() if callable(getattr(thing, "parameters", None))]
     all_ddp = bool(models) and all(
         is_ddp(model) and int(model.process_group.size()) == world_size for model in models
     )
-    if backend == "gloo" and all_ddp and "ZeroRedundancyOptimizer" not in names:
-        return "verified"
-    return "experimental"
+    return "verified" if all_ddp and not any(map(is_zero, protected.values())) else "experimental"
 
 
 def follows_rank(thing: object) -> bool:

@@ -22,12 +22,6 @@ def observe(observer: Observer) -> None:
     _observers.append(observer)
 
 
-def forget(observer: Observer) -> None:
-    """The opposite of `observe`."""
-    if observer in _observers:
-        _observers.remove(observer)
-
-
 def reach(point: Point, step: int, generation: int) -> None:
     """The training thread is at `point`."""
     for observer in _observers:

@@ -51,10 +51,6 @@ class Protection:
     def end_step(self, step: int) -> None:
         self.protector.end_step(step + 1)
 
-    def committed(self) -> int:
-        """Newest step that every rank's copy is safe of; -1 before the first."""
-        return max(0, self.protector.committed()) - 1
-
     def start(self, group: Any, step: int, generation: int) -> None:
         """All members at once, before the first step: meet, and protect the state after `step`."""
         exchange = GroupExchange(group)

@@ -106,9 +106,7 @@ for _name in OPERATIONS:
 
 
 class ReplayBackend:
-    """A `RebuildBackend` for a standby: its i-th group serves what the recorded rank's i-th group brought."""
-
-    name = "replay"
+    """`Builds` for a standby: its i-th group serves what the recorded rank's i-th group brought."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording

@@ -9,5 +9,4 @@ process, so the death of a training process ends no worker of the launcher and r
 
 FD_VARIABLE = "PACELINE_SUPERVISOR_FD"  # the child's end of the socketpair
 MEMBER_VARIABLE = "PACELINE_MEMBER"
-ROLE_VARIABLE = "PACELINE_ROLE"
-ROLES = ("member", "standby", "joiner")  # a joiner is a cold process in the place of a dead one
+ROLE_VARIABLE = "PACELINE_ROLE"  # member, standby, or joiner: a cold process in the place of a dead one

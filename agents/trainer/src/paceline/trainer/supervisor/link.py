@@ -43,8 +43,6 @@ class AgentLink:
         self._retry_s = RETRY_S_MIN
         self._next_try_s = 0.0
         self.channel: Channel | None = None
-        self.lost_at_s: float = clock()  # since when there is no connection
-        self.was_up = False
 
     @property
     def up(self) -> bool:
@@ -79,7 +77,6 @@ class AgentLink:
             return False
         self.channel = Channel(sock)
         self._retry_s = RETRY_S_MIN
-        self.was_up = True
         self.channel.send(encode_recovery(self._hello()))
         while self._unsent and self.channel.send(self._unsent[0]):
             self._unsent.popleft()
@@ -113,7 +110,6 @@ class AgentLink:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
-            self.lost_at_s = self._clock()
         self._pause(retry_s)
 
     def _read(self, body: bytes) -> Order | Lease | None:

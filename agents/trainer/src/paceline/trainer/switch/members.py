@@ -76,7 +76,6 @@ class PlannedSwitch:
         self._tensors = tensors
         self._ballot = Ballot(order.size)
         self._preparation = Preparation(self._prepare, order.timeout_s)
-        self.decision = Decision.GO_ON
 
     @property
     def leaves(self) -> bool:
@@ -101,10 +100,10 @@ class PlannedSwitch:
 
     def decide(self, total: float) -> Decision:
         """Of the sum of votes, on every rank at the same step. A cancelled switch is over."""
-        self.decision = self._ballot.decide(total)
-        if self.decision in (Decision.CANCEL, Decision.UNREADABLE):
+        decision = self._ballot.decide(total)
+        if decision in (Decision.CANCEL, Decision.UNREADABLE):
             self._drop()
-        return self.decision
+        return decision
 
     def switch(self, step: int) -> bool:
         """At the end of `step`, where SWITCH was decided. True: this rank trains on, in the new groups;
@@ -126,7 +125,7 @@ class PlannedSwitch:
         prepared = self._groups.prepare(
             order.generation, order.attempt, store, self._rank, order.size, order.timeout_s
         )
-        confirm(prepared, order, self._rank, order.digest)
+        confirm(prepared, self._rank, order.digest)
         return _Ready(prepared=prepared)
 
     def _drop(self) -> None:
@@ -169,7 +168,7 @@ class Joining:
             order.generation, order.attempt, store, order.leaver, order.size, order.timeout_s
         )
         try:
-            confirm(prepared, order, order.leaver, "" if refused else order.digest)
+            confirm(prepared, order.leaver, "" if refused else order.digest)
         except PrepareFailed as error:
             raise refused or error from None
         self._ready = _Ready(prepared, transfer)
@@ -202,7 +201,7 @@ def make_transfer(
     return Transfer(group, place, tensors, order.timeout_s)
 
 
-def confirm(prepared: Any, order: SwitchOrder, rank: int, digest: str) -> None:
+def confirm(prepared: Any, rank: int, digest: str) -> None:
     """Every new member is there and follows the same plan, or PrepareFailed on all of them.
 
     Also the first collective on each connection: lazy ones are made now and not in the switch.

@@ -39,7 +39,6 @@ class Plan:
     store: str
     reason: str
     fence: tuple[str, ...] = ()
-    joins_cold: tuple[str, ...] = ()
     retry: bool = False
     fallback: str = ""
 
@@ -69,7 +68,7 @@ def members_of(known: Sequence[Known], world_size: int) -> dict[int, Known]:
 def plan_retry(by_rank: dict[int, Known], attempt_no: int = 0) -> Plan:
     """The same members once more."""
     members = tuple(_member(rank, one) for rank, one in sorted(by_rank.items()))
-    return Plan(members, _store(by_rank, (), attempt_no), "transient: the same members once more", retry=True)
+    return Plan(members, _store(by_rank, attempt_no), "transient: the same members once more", retry=True)
 
 
 def plan_replacement(
@@ -87,7 +86,8 @@ def plan_replacement(
         (one for one in standbys if one.alive and one.hello.ready), key=lambda one: one.hello.member
     )
     members = {rank: _member(rank, one) for rank, one in survivors.items()}
-    fence, cold = [], []
+    fence: list[str] = []
+    how = "a standby"
     for rank in sorted(lost):
         gone = by_rank.get(rank)
         if gone is not None and gone.alive:
@@ -96,16 +96,15 @@ def plan_replacement(
             members[rank] = _member(rank, ready.pop(0))
         elif gone is not None:
             members[rank] = _member(rank, gone)
-            cold.append(gone.hello.member)
+            how = "a fresh process"
         else:
             return Plan((), "", "", fallback=f"rank {rank} is lost and nothing can take its place")
-    how = "a standby" if not cold else "a fresh process"
     reason = f"rank {','.join(map(str, sorted(lost)))} is lost: {how} takes its place"
     ordered = tuple(members[rank] for rank in sorted(members))
-    return Plan(ordered, _store(survivors, cold, attempt_no), reason, tuple(fence), tuple(cold))
+    return Plan(ordered, _store(survivors, attempt_no), reason, tuple(fence))
 
 
-def _store(survivors: dict[int, Known], cold: Sequence[str], attempt_no: int) -> str:
+def _store(survivors: dict[int, Known], attempt_no: int) -> str:
     stores = [one.hello.store for _, one in sorted(survivors.items()) if one.hello.store]
     return stores[attempt_no % len(stores)] if stores else ""
 
