@@ -8,6 +8,7 @@ from typing import Any
 from paceline.trainer.groups.install import maker
 from paceline.trainer.groups.registry import Groups
 from paceline.trainer.groups.scratch import OPERATIONS
+from paceline.trainer.groups.work import FinishedWork
 from paceline.trainer.sandbox.errors import SequenceChanged
 from paceline.trainer.sandbox.recording import Call, GroupRecording, Recording, signature_of
 
@@ -36,7 +37,7 @@ class ReplayGroup:
         """Recorded calls that were not made yet."""
         return len(self._recorded.calls) - self._next
 
-    def serve(self, name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> "ReplayWork":
+    def serve(self, name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> FinishedWork:
         got = signature_of(name, arguments, keywords)
         with self._lock:
             number, calls = self._next, self._recorded.calls
@@ -48,7 +49,7 @@ class ReplayGroup:
             self._next += 1
         written = arguments[0] if arguments else next(iter(keywords.values()), None)
         self._fill(call, _flat(written) if call.outputs else [])
-        return ReplayWork(self._torch)
+        return FinishedWork(self._torch)
 
     def _fill(self, call: Call, tensors: Sequence[Any]) -> None:
         torch = self._torch
@@ -68,7 +69,7 @@ class ReplayGroup:
 
 
 def _served(name: str) -> Any:
-    def method(self: ReplayGroup, *arguments: Any, **keywords: Any) -> ReplayWork:
+    def method(self: ReplayGroup, *arguments: Any, **keywords: Any) -> FinishedWork:
         return self.serve(name, arguments, keywords)
 
     return method
@@ -78,27 +79,6 @@ def _flat(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [tensor for part in value for tensor in _flat(part)]
     return [value]
-
-
-class ReplayWork:
-    """A Work that is over."""
-
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-
-    def wait(self, *_: Any) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def source_rank(self) -> int:
-        return 0
-
-    def get_future(self) -> Any:
-        future = self._torch.futures.Future()
-        future.set_result(None)
-        return future
 
 
 for _name in OPERATIONS:
