@@ -21,7 +21,7 @@ from paceline.contracts.recovery import (
 )
 from paceline.trainer.supervisor import FD_VARIABLE, MEMBER_VARIABLE
 from paceline.trainer.supervisor.channel import Channel
-from paceline.trainer.supervisor.local import ChildState, encode_dying, encode_state
+from paceline.trainer.supervisor.local import ChildDying, ChildState, encode_from_child
 
 log = logging.getLogger("paceline")
 TICK_S = 0.5
@@ -78,8 +78,7 @@ class Control:
 
     def tell(self, message: FromSupervisor) -> None:
         """Hand a message to the supervisor; dropped where it does not read."""
-        self._channel.send(encode_recovery(message))
-        self._wake_if_waiting()
+        self._send(encode_recovery(message))
 
     def answer(self, order: Order, outcome: OrderOutcome, message: str) -> None:
         self.tell(OrderResult(order.id, self.member, outcome, message[:900], order.generation))
@@ -89,14 +88,14 @@ class Control:
         if state == self._state:
             return
         self._state = state
-        self._channel.send(encode_state(state))
-        self._wake_if_waiting()
+        self._send(encode_from_child(state))
 
     def tell_dying(self) -> None:
         """An uncaught exception is on its way out."""
-        self._channel.send(encode_dying())
+        self._send(encode_from_child(ChildDying()))
 
-    def _wake_if_waiting(self) -> None:
+    def _send(self, data: bytes) -> None:
+        self._channel.send(data)
         if self._channel.waiting:
             try:
                 self._writer.send(b"x")

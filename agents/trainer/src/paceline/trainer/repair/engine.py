@@ -172,8 +172,7 @@ class Engine:
             return True
         self._protection.end_step(number)
         reach(Point.SNAPSHOT, number, self.generation)
-        if self._first_step_s is not None:
-            self._end_first_step(number)
+        self._end_first_step(number)
         self._tell(number, ready=True)
         return False
 
@@ -219,8 +218,7 @@ class Engine:
                 raise
             self._fail(error)
             return False
-        if self._first_step_s is not None:  # the last step was the restored one: there is no other to tell of
-            self._end_first_step(self._step)
+        self._end_first_step(self._step)  # where the last step was the restored one, no other tells of it
         return True
 
     # a recovery

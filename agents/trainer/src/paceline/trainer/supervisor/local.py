@@ -14,7 +14,7 @@ class ChildState:
     rank: int
     world_size: int
     generation: int
-    step: int  # newest committed step, -1 before the first
+    step: int  # newest finished step, -1 before the first
     store: str = ""
     replica: str = ""
     support: str = "experimental"
@@ -29,13 +29,9 @@ class ChildDying:
     type: str = "child_dying"
 
 
-def encode_dying() -> bytes:
-    body = json.dumps(asdict(ChildDying())).encode()
-    return LENGTH.pack(len(body)) + body
-
-
-def encode_state(state: ChildState) -> bytes:
-    body = json.dumps(asdict(state), separators=(",", ":")).encode()
+def encode_from_child(message: ChildState | ChildDying) -> bytes:
+    """Length and JSON."""
+    body = json.dumps(asdict(message), separators=(",", ":")).encode()
     return LENGTH.pack(len(body)) + body
 
 
