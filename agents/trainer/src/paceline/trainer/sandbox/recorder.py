@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from paceline.trainer.groups.registry import Groups
+from paceline.trainer.protection.memory import memory_of
 from paceline.trainer.sandbox.errors import NotRecorded
 from paceline.trainer.sandbox.recording import Call, GroupRecording, Output, Recording, signature_of
 
@@ -144,7 +145,5 @@ def record(groups: Groups, role: str = "", limit_bytes: int = LIMIT_BYTES, steps
 
 def _raw(tensor: Any) -> bytes:
     """The bytes of a dense tensor on the host, in row-major order, whatever its dtype (bfloat16 too)."""
-    import torch
-
-    flat = tensor.detach().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
+    dense = tensor.detach().contiguous()
+    return bytes(memory_of(dense))

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from paceline.trainer.supervisor import FD_VARIABLE, MEMBER_VARIABLE, ROLE_VARIA
 from paceline.trainer.supervisor.channel import Channel
 
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded before any fork: nothing to load in the child
 
 
 class StartError(RuntimeError):
@@ -71,25 +73,13 @@ def start_child(
 ) -> TrainingChild:
     """Start `command`, connected by a socketpair; it dies with its supervisor. StartError where it cannot."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    changed = {
-        **environment,
-        "PACELINE": "1",
-        FD_VARIABLE: str(theirs.fileno()),
-        MEMBER_VARIABLE: member,
-        ROLE_VARIABLE: role,
-    }
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
-
     try:
         # preexec_fn: the supervisor has one thread.
         process = subprocess.Popen(
-            list(command), env=changed, pass_fds=(theirs.fileno(),), preexec_fn=die_with_parent
+            list(command),
+            env=child_environment(environment, theirs.fileno(), member, role),
+            pass_fds=(theirs.fileno(),),
+            preexec_fn=partial(die_with, os.getpid()),
         )
     except OSError as error:
         ours.close()
@@ -97,6 +87,20 @@ def start_child(
     finally:
         theirs.close()
     return TrainingChild(process, Channel(ours), role)
+
+
+def child_environment(environment: Mapping[str, str], fd: int, member: str, role: str) -> dict[str, str]:
+    """`environment`, and what tells a training process of its supervisor; `fd` is its end of the socketpair."""
+    return {
+        **environment, "PACELINE": "1", FD_VARIABLE: str(fd), MEMBER_VARIABLE: member, ROLE_VARIABLE: role
+    }  # fmt: skip
+
+
+def die_with(parent: int) -> None:
+    """In a new child of `parent`: the kernel kills this process when that one ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 def read_pid_start(pid: int) -> int:

@@ -19,7 +19,7 @@ from paceline.trainer.testing.controller import LocalController, short_folder
 from paceline.trainer.testing.faults import FAULTS_VARIABLE, Fault, faults_text
 
 GATE_VARIABLE = "PACELINE_TEST_GATE"  # a file that appears when the first step may begin
-RESULTS_VARIABLE = "PACELINE_TEST_RESULTS"  # folder in which `repair.record` writes
+RESULTS_VARIABLE = "PACELINE_TEST_RESULTS"  # folder in which `testing.record` writes
 JOB_S_MAX = 120.0
 FAULT_TIMES = "fault-times"
 OUTPUT_CHARACTERS = 4000

@@ -4,7 +4,6 @@ A supervisor made here is the real one; only its child is forked instead of exec
 reads one request a line, `{"log": PATH, "environment": {...}, "words": [...]}`, and answers with a pid.
 """
 
-import ctypes
 import faulthandler
 import gc
 import json
@@ -17,15 +16,13 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.trainer.supervisor import FD_VARIABLE, MEMBER_VARIABLE, ROLE_VARIABLE
 from paceline.trainer.supervisor.channel import Channel
-from paceline.trainer.supervisor.child import TrainingChild
+from paceline.trainer.supervisor.child import TrainingChild, child_environment, die_with
 from paceline.trainer.supervisor.core import Supervisor
 from paceline.trainer.supervisor.settings import read_supervisor_settings
 from paceline.trainer.supervisor.signals import PASSED_ON, Signals
 
 PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.optim")
-_PR_SET_PDEATHSIG = 1
 
 
 class Forked:
@@ -48,6 +45,7 @@ def fork_child(
 ) -> TrainingChild:
     """As `start_child`, with `command` a Python program and its arguments, run in a fork."""
     ours, theirs = socket.socketpair()
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         theirs.close()
@@ -55,15 +53,12 @@ def fork_child(
     ours.close()
     code = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with(parent)
         signal.set_wakeup_fd(-1)
         for number in PASSED_ON:
             signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
-        os.environ.update(environment)
-        os.environ.update(
-            {"PACELINE": "1", FD_VARIABLE: str(theirs.fileno()), MEMBER_VARIABLE: member, ROLE_VARIABLE: role}
-        )
+        os.environ.update(child_environment(environment, theirs.fileno(), member, role))
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1)  # a supervisor passes it on: where does it hang?
         code = _run_program(command)

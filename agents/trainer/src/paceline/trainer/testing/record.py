@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from paceline.trainer.protection.memory import memory_of
 from paceline.trainer.testing.job import RESULTS_VARIABLE
 
 
@@ -40,15 +41,9 @@ def _feed(digest: Any, value: Any) -> None:
     elif hasattr(value, "detach"):
         tensor = value.detach().cpu().contiguous()
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.reshape(-1).view(_bytes_of(tensor)).numpy().tobytes())
+        digest.update(memory_of(tensor))
     else:
         digest.update(repr(value).encode())
-
-
-def _bytes_of(tensor: Any) -> Any:
-    import torch
-
-    return torch.uint8
 
 
 def _append(rank: int, entry: dict[str, Any]) -> None:
