@@ -26,11 +26,7 @@ void describe_head(StateRow* row, const Block& block) {
   if (row->head_round == 0) return;
   for (const Round& entry : block.rounds) {
     if (entry.round != row->head_round || !is_collective(entry) || entry.state == PACELINE_OP_STATE_EMPTY) continue;
-    row->function = entry.function;
-    row->dtype = entry.dtype;
-    row->reduce_op = entry.reduce_op;
-    row->state = entry.state;
-    row->peer = entry.peer;
+    put_operation(row, entry);
     row->head_issue = entry.issue;
     return;
   }
@@ -49,11 +45,7 @@ StateRow state_of(const Block& block, const Process& header, uint32_t rank, cons
   row.open_ops = static_cast<uint16_t>(std::min<uint32_t>(frame.open_ops, UINT16_MAX));
   row.flags = static_cast<uint16_t>(frame.flags & ~uint32_t{PACELINE_FRAME_FLAG_KERNEL_STARTED});
   if (frame.kernels_started > 0) row.flags |= PACELINE_FRAME_FLAG_KERNEL_STARTED;
-  row.function = frame.function;
-  row.dtype = frame.dtype;
-  row.reduce_op = frame.reduce_op;
-  row.state = frame.state;
-  row.peer = frame.peer;
+  put_operation(&row, frame);
   row.sources = frame.sources;
   uint64_t head_ns = frame.head_round > 0 ? frame.head_entered_ns : 0;
   row.head_age_ms = age_ms(sample, head_ns);

@@ -36,6 +36,15 @@ void put_identity(Row* row, const Frame& frame, uint32_t rank) {
   row->comm_rank = frame.comm_rank;
 }
 
+template <class Row, class Known>  // from a frame, or from an entry of its ring
+void put_operation(Row* row, const Known& known) {
+  row->function = known.function;
+  row->dtype = known.dtype;
+  row->reduce_op = known.reduce_op;
+  row->state = known.state;
+  row->peer = known.peer;
+}
+
 // Rows of what happened in one communicator since the last sample and, while its job is looked at closely, of
 // what is open; `still`: nothing has happened in it for too long. Not sorted, an operation may come twice.
 void add_rounds(const Block& block, uint32_t rank, const Sample& sample, bool still, std::vector<RoundRow>* rows);

@@ -80,19 +80,15 @@ RoundRow round_of(const Block& block, uint32_t place, uint32_t rank, const Sampl
   const RoundTimes& times = block.times[place];
   RoundRow row{};
   put_identity(&row, block.frame, rank);
+  put_operation(&row, entry);
   row.round = entry.round;
   row.issue = entry.issue;
   row.signature = entry.signature;
   row.count = entry.count;
   row.kind = entry.kind;
-  row.function = entry.function;
-  row.dtype = entry.dtype;
-  row.reduce_op = entry.reduce_op;
-  row.state = entry.state;
   row.level = level_of(place);
   row.flags = static_cast<uint8_t>(times.flags);
   row.path = static_cast<uint8_t>(entry.algorithm << 4 | entry.protocol);
-  row.peer = entry.peer;
   row.pair_seq = entry.pair_seq;
   row.step = times.step;
   if (entry.completed_ns >= times.started_ns && times.started_ns > 0) {
