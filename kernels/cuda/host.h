@@ -18,6 +18,7 @@ static const PacelineIndex threadIdx{0}, blockDim{1};
 extern "C" {
 int32_t paceline_hold_block = -1;
 uint64_t paceline_hold_at = 0;
+int32_t paceline_held_block = -1;  // it has come there
 }
 static thread_local uint64_t paceline_barriers = 0;
 
@@ -32,6 +33,7 @@ inline void __syncthreads() {
   paceline_barriers++;
   while (__atomic_load_n(&paceline_hold_block, __ATOMIC_ACQUIRE) == static_cast<int32_t>(blockIdx.x) &&
          paceline_barriers >= __atomic_load_n(&paceline_hold_at, __ATOMIC_RELAXED)) {
+    __atomic_store_n(&paceline_held_block, static_cast<int32_t>(blockIdx.x), __ATOMIC_RELEASE);
     paceline_rest(1'000'000);
   }
 }

@@ -101,8 +101,13 @@ class Ring:
 
     def hold(self, rank: int, barriers: int) -> None:
         """Block `rank` stops at its `barriers`th barrier; -1: everybody goes on."""
+        ctypes.c_int32.in_dll(self.library, "paceline_held_block").value = -1
         ctypes.c_uint64.in_dll(self.library, "paceline_hold_at").value = barriers
         ctypes.c_int32.in_dll(self.library, "paceline_hold_block").value = rank
+
+    def held(self) -> int:
+        """The block that stands at the barrier where it was to stop; -1: none yet."""
+        return ctypes.c_int32.in_dll(self.library, "paceline_held_block").value
 
     def join(self) -> None:
         """Wait for all that were launched, and say that their operation is over."""

@@ -83,6 +83,7 @@ def test_counts_and_waits_show_while_a_block_stands_still(make_ring: MakeRing) -
         return [(int(channel["send_state"]), int(channel["recv_state"])) for channel in channels]
 
     waits, moves = TransferState.PEER_WAIT, TransferState.MOVING
+    until(lambda: ring.held() == 2)  # before that, any of them may wait for a moment
     until(lambda: states()[1][0] == waits and states()[3][1] == waits)
     assert states()[2] == (moves, moves)
     frozen = ring.seats[2].frame
@@ -125,6 +126,7 @@ def test_stuck_gpu_is_h3_of_that_rank(make_ring: MakeRing) -> None:
     ring.enter(4 * 16 * 8, lambda rank: np.ones(4 * 16 * 8), still_ns=STILL_NS)
     ring.hold(2, 60)
     ring.launch()
+    until(lambda: ring.held() == 2)
     until(lambda: ring.seats[3].detail.edges["wait_ns"][1] > STILL_NS)
     until(lambda: ring.seats[1].detail.edges["wait_ns"][0] > STILL_NS)
     verdict = judged(ring, int(ring.seats[0].frame["entered_ns"]) + 60_000_000_000)

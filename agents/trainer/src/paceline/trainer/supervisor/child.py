@@ -90,7 +90,7 @@ def start_child(
 
 
 def child_environment(environment: Mapping[str, str], fd: int, member: str, role: str) -> dict[str, str]:
-    """`environment`, and what tells a training process of its supervisor; `fd` is its end of the socketpair."""
+    """`environment`, and what tells a training process of its supervisor; `fd`: its end of the socketpair."""
     return {
         **environment, "PACELINE": "1", FD_VARIABLE: str(fd), MEMBER_VARIABLE: member, ROLE_VARIABLE: role
     }  # fmt: skip
