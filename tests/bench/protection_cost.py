@@ -15,7 +15,6 @@ import ctypes
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,16 +23,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.trainer.testing.job import free_port
+
 BOOTSTRAPS = 4000
 WARMUP_STEPS = 8
 BLOCK_STEPS_MAX = 60
 MIB = 1 << 20
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def interval_of(ratios: Sequence[float], seed: int = 7) -> tuple[float, float]:

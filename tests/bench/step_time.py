@@ -17,7 +17,6 @@ import json
 import math
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,16 +24,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.trainer.testing.job import free_port
+
 BOOTSTRAPS = 4000
 WARMUP_STEPS = 3  # DDP rebuilds its buckets in the second
 TRIM = 0.1  # of the logarithms of the step ratios, at each end
 KINDS = ("plain", "observed")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def interval(ratios: Sequence[float], seed: int = 7) -> tuple[float, float]:

@@ -22,6 +22,7 @@ import pytest
 
 from paceline.contracts.agent_socket import Goodbye, Hello, Message, Welcome, encode_message
 from paceline.probe.messages import MessageDecoder, receive_with_fds
+from paceline.trainer.testing.job import free_port
 
 PROGRAMS = Path(__file__).parent / "programs"
 RANK_TIMEOUT_S = 150
@@ -121,12 +122,6 @@ class Ended:
     status: int
     output: str
     errors: str
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def clean_environment(changes: Mapping[str, str]) -> dict[str, str]:
