@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import subprocess
+import sys
 from importlib.metadata import EntryPoint, entry_points
 
 import pytest
@@ -95,6 +97,23 @@ def test_a_command_whose_start_counts_is_found_without_entry_points(monkeypatch:
         main(["diagnose", "--help"])
     assert ended.value.code == 0
     assert main(["diagnose", "/no/such/folder"]) == 2
+
+
+def test_the_agent_imports_nothing_of_other_commands_and_no_exporter() -> None:
+    """It stays for as long as its node: what it imports is paid at each start and kept in memory."""
+    script = (
+        "import sys\n"
+        "from paceline.contracts.cli import main\n"
+        "sys.argv = ['paceline', 'agent', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "import paceline.agent.evidence, paceline.runtime.telemetry\n"
+        "unwanted = ('paceline.fleet', 'paceline.trainer', 'paceline.lab', 'google.protobuf', 'pynvml')\n"
+        "sys.stderr.write(' '.join(name for name in unwanted if name in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert "--interval" in done.stdout
 
 
 def test_commands_found_by_name_are_those_of_the_entry_points() -> None:

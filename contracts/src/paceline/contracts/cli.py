@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 GROUP = "paceline.commands"
 # Commands whose start counts: found by name, because reading the entry points of all that is installed
-# takes longer than they do. Without that distribution the entry points are asked.
+# takes longer than they do; and those that stay, for what others import stays with them. Without that
+# distribution the entry points are asked.
 DIRECT = {
+    "agent": ("paceline.agent.commands", "add"),
     "diagnose": ("paceline.analysis.commands", "add_diagnose"),
     "collect": ("paceline.analysis.commands", "add_collect"),
     "overhead": ("paceline.lab.overhead.commands", "add"),
