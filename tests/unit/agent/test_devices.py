@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ import pytest
 from paceline.agent import devices
 from paceline.agent.devices import PER_MINUTE_MAX
 from paceline.agent.findings import REPEAT_S, TOLD_MAX, Found, Told
+from paceline.agent.nccl_dumps import DumpLook
 from paceline.contracts.registry import HealthKind
 
 FAKE = Path(__file__).with_name("fake_nvml")
@@ -148,6 +150,23 @@ class TestAgent:
         assert len(publisher.health(HealthKind.LINK_ERRORS)) == 1
         assert sum(thread.name == "paceline-aside" for thread in threading.enumerate()) == 1
         go_on.set()
+
+    async def test_a_machine_without_ports_and_dumps_asks_no_thread(
+        self, root: Path, start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        shutil.rmtree(root / "sys/class/infiniband")
+        asked: list[str] = []
+        monkeypatch.setattr(devices, "read_ports", lambda root: asked.append("ports") or {})
+        agent = await start_agent(orders_s=0.05)
+        monkeypatch.setattr(agent._nccl_dumps, "read", lambda *_: asked.append("dumps") or DumpLook())
+        await start_rank(0)
+        await eventually(lambda: publisher.batches())
+        samples = agent.sampler.samples
+        await eventually(lambda: agent.sampler.samples > samples + 3)
+        assert asked == []
+        (root / "sys/class/infiniband").mkdir()  # an adapter whose driver is loaded later
+        await eventually(lambda: "ports" in asked)
 
     async def test_a_storm_is_bounded_and_counted(
         self, root: Path, start_agent: Any, publisher: Any, eventually: Eventually

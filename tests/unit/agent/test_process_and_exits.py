@@ -12,6 +12,8 @@ import pytest
 from paceline.agent import process
 from paceline.agent.exits import Ended, Exit, explain_exit, is_cancelled, judge_end
 from paceline.agent.process import ProcReader, exit_code_of, open_pidfd, read_exit_status
+from paceline.agent.processes import Process
+from paceline.contracts.agent_socket import Hello
 from paceline.contracts.codes import ExitKind, ProcessState
 from paceline.contracts.registry import JobState
 
@@ -46,6 +48,23 @@ def test_state_letters(tmp_path: Path, letter: str, state: ProcessState) -> None
     reading = ProcReader(tmp_path, ticks_per_s=100).read(10)
     assert reading.state is state
     assert (reading.cpu_ms, reading.start_ticks, reading.voluntary_switches) == (2000, 4242, 33)
+
+
+def test_switches_are_asked_for_at_every_fifth_look(tmp_path: Path) -> None:
+    asked: list[bool] = []
+
+    class Counting(ProcReader):
+        def _read(self, pid: int, name: str, bytes_max: int) -> bytes:
+            asked.append(name == "status")
+            return super()._read(pid, name, bytes_max)
+
+    lay_out(tmp_path, 10, "S")
+    hello = Hello("job", "declared", "a1", "declared", 2, 8, 2, 10, 4242)
+    one = Process(("job", "a1"), hello, 0, 10, None, None, None)
+    reader = Counting(tmp_path)
+    assert all(one.observe(reader) for _ in range(11))
+    assert one.reading.voluntary_switches == 33
+    assert (asked.count(False), asked.count(True)) == (11, 3)  # the first one, the fourth and the ninth
 
 
 def test_command_with_parentheses_and_spaces(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ PROCESS_ROW = np.dtype(
         ("finished", "u1"),
         ("flags", "u1"),
         ("dropped", "<u4"),  # operations and communicators the probe could not record
-        ("context_switches", "<u4"),  # voluntary, low 32 bits
+        ("context_switches", "<u4"),  # voluntary, low 32 bits; of one of the last five samples
         ("waited_ms", "<u4"),  # in collectives and receives so far, low 32 bits; 0 = not observed
     ]
 )

@@ -186,6 +186,8 @@ class AgentApp:
     async def _look_at_dumps(self) -> None:
         graphs = self._orders.graphs
         announced = graphs.wanted(self.roster.processes.values())
+        if not announced and not graphs.is_waiting:
+            return
         processes = [process for process, _ in announced]
         graphs.look(processes, self._clock.unix_s())
         dumps = await asyncio.to_thread(
@@ -240,6 +242,7 @@ class AgentApp:
                 count("paceline.agent.dropped", total - self._told[f"drop {reason}"], reason=reason)
                 self._told[f"drop {reason}"] = total
         gauge("paceline.agent.processes", self.roster.living_count)
+        gauge("paceline.agent.detail_jobs", self.sampler.detail.raised_jobs)
         gauge("paceline.agent.waiting", len(self._events), lane="events")
         gauge("paceline.agent.waiting", len(self._frames), lane="frames")
         usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -13,7 +13,7 @@ from paceline.agent.settings import AgentSettings
 from paceline.contracts.codes import DetailLevel
 from paceline.contracts.detail import DETAIL_S_MAX, KERNEL_EVENTS, LEVELS, STEP_EVENTS, DetailReport
 from paceline.runtime.logging import get_logger
-from paceline.runtime.metrics import count, gauge
+from paceline.runtime.metrics import count
 
 HOUR_NS = 3_600_000_000_000
 DEFAULT = DetailLevel.ROUNDS
@@ -133,6 +133,11 @@ class DetailControl:
     def level_of(self, key: JobKey) -> tuple[DetailLevel, Why]:
         return self._levels.get(key, (DEFAULT, Why.QUIET))
 
+    @property
+    def raised_jobs(self) -> int:
+        """Jobs whose probes are asked for another level than the default."""
+        return sum(level != DEFAULT for level, _ in self._levels.values())
+
     def ask(
         self, key: JobKey, level: DetailLevel, seconds: float, now_ns: int, processes: Iterable[Process]
     ) -> DetailReport:
@@ -160,7 +165,6 @@ class DetailControl:
         for table in (self._rules, self._asked, self._levels):
             for key in [key for key in table if key not in keep]:
                 del table[key]
-        gauge("paceline.agent.detail_jobs", sum(level != DEFAULT for level, _ in self._levels.values()))
 
     def _settle(self, key: JobKey, processes: Iterable[Process], why: Why, now_ns: int) -> None:
         asked = self._asked.get(key)

@@ -16,6 +16,7 @@ from paceline.agent.delivery import Event
 from paceline.agent.fabric import (
     Port,
     PortReason,
+    has_ports,
     judge_ports,
     read_addresses,
     read_gpu_addresses,
@@ -159,7 +160,8 @@ class Devices:
         reader = Aside(lambda: read_ports(self._root))
         silent = False
         while True:
-            ports = await reader.ask(self._settings.gpu_timeout_s)
+            # No thread where there is nothing to ask.
+            ports = await reader.ask(self._settings.gpu_timeout_s) if has_ports(self._root) else {}
             if ports is None:
                 if not silent:
                     words = f"sysfs gives no answer about ports within {self._settings.gpu_timeout_s:g} s"

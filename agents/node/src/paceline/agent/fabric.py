@@ -110,6 +110,11 @@ def _found(kind: HealthKind, reason: PortReason, name: str, words: str) -> Found
     return Found(kind, reason.value, f"{name} {words}", device=name)
 
 
+def has_ports(root: Path) -> bool:
+    """Whether this machine has RDMA devices at all: the kernel's own word, which no adapter can hold up."""
+    return (root / "sys/class/infiniband").is_dir()
+
+
 def read_ports(root: Path) -> dict[str, Port]:
     """Every port by `device/port`, at most PORTS_MAX; a device that vanishes meanwhile is left out."""
     ports: dict[str, Port] = {}

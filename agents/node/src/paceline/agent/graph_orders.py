@@ -60,6 +60,11 @@ class GraphOrders:
         self._seen: WeakKeyDictionary[Process, _Seen] = WeakKeyDictionary()
         self._pending: list[_Pending] = []
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a dump has not found its communicator yet."""
+        return bool(self._pending)
+
     def wanted(self, processes: Iterable[Process]) -> list[tuple[Process, Announced]]:
         """Processes that say that NCCL dumps its graphs."""
         return [

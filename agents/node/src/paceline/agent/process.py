@@ -56,11 +56,12 @@ class ProcReader:
         self._ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
         self._kept: dict[int, dict[str, int]] = {}  # pid: descriptors by name
 
-    def read(self, pid: int, *, keep: bool = False) -> ProcessReading:
+    def read(self, pid: int, *, keep: bool = False, switches: int | None = None) -> ProcessReading:
         """State, times and switches of `pid`; UNREADABLE where the kernel's text makes no sense.
 
         `keep` leaves the files open for the next time, until `forget`: to open them costs twice as much as
-        to read them.
+        to read them. `switches`, where given, is taken for the number of voluntary switches: the kernel makes
+        the whole text of another file for it.
         """
         if keep and pid not in self._kept and len(self._kept) < KEPT_MAX:
             self._kept[pid] = {}
@@ -79,8 +80,9 @@ class ProcReader:
             status = int(fields[49]) if state is ProcessState.ZOMBIE and len(fields) > 49 else None
         except (ValueError, IndexError):
             return UNREADABLE
+        known = self._switches(pid) if switches is None else switches
         return ProcessReading(
-            state, start, ticks * 1000 // self._ticks_per_s, self._switches(pid), self._trusted(pid, status)
+            state, start, ticks * 1000 // self._ticks_per_s, known, self._trusted(pid, status)
         )
 
     def forget(self, pid: int) -> None:

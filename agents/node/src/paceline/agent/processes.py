@@ -26,6 +26,7 @@ class Page(Protocol):
     def close(self) -> None: ...
 
 
+SWITCHES_EVERY = 5  # looks: no verdict rests on them
 OpenPage = Callable[[int, int], Page]  # page fd, control fd: both belong to the page; raises PageFault
 
 
@@ -50,6 +51,7 @@ class Process:
     exit: Exit | None = None
     pageless_ns: int | None = None  # when a sample first found no page
     detail: tuple[Page, DetailLevel] | None = None  # what was last asked for, through which page
+    looks: int = 0
 
     @property
     def rank(self) -> int:
@@ -91,7 +93,10 @@ class Process:
         """Take a new reading of `/proc`; whether the process still lives."""
         if self.pid == 0:
             return True
-        reading = proc.read(self.pid, keep=True)
+        is_due = self.looks == 0 or (self.looks + self.rank) % SWITCHES_EVERY == 0
+        self.looks += 1
+        known = None if is_due else self.reading.voluntary_switches
+        reading = proc.read(self.pid, keep=True, switches=known)
         reused = self.hello.pid_start and reading.start_ticks and reading.start_ticks != self.hello.pid_start
         if reading.state is ProcessState.ZOMBIE and not reused:
             self.wait_status = reading.wait_status
