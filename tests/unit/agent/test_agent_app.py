@@ -75,6 +75,22 @@ async def test_frozen_process_is_known_to_the_next_agent(
     assert await other.is_connected()
 
 
+async def test_details_of_a_page_are_given_up_and_read_again_once_another_process_is_suspect(
+    start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
+) -> None:
+    app = await start_agent(suspect_s=60.0)
+    frozen, other = await start_rank(0), await start_rank(1)
+    await other.ask("enter")
+    await eventually(lambda: publisher.newest(RowKind.STATE)["open_ops"].tolist() == [0, 1])
+    assert [process.view.has_details for process in app.roster.processes.values()] == [False, False]
+    assert not any(len(batch.table(RowKind.ROUND)) for batch in publisher.batches())
+    os.kill(frozen.pid, signal.SIGSTOP)
+    batch = await eventually(
+        lambda: next((b for b in publisher.batches() if b.flags & BatchFlag.SUSPECT), None)
+    )
+    assert batch.table(RowKind.ROUND)["rank"].tolist() == [1]  # the open one of the process that is well
+
+
 async def test_process_that_died_while_there_was_no_agent(
     start_agent: Any, start_rank: Any, publisher: Any, eventually: Eventually
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline.agent.detail import is_standing
 from paceline.agent.pages import PageView
 from paceline.agent.rows import Facts, RowMemory, RowPolicy, find_suspicion, reduce_page
-from paceline.contracts.codes import ExitKind, ProcessState
+from paceline.contracts.codes import ExitKind, ProcessState, Source
 from paceline.contracts.dtypes import PEER_DTYPE, PROCESS_DTYPE
 from paceline.probe import _native
 from paceline.probe.snapshot import BLOCK_DTYPE
@@ -135,6 +135,20 @@ def test_rows_of_plausible_pages(
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 3), now=st.integers(0, 2**63))
 def test_rows_of_noise(seed: int, count: int, now: int) -> None:
     assert_same(Chance(seed).noise(count), Facts(9, 1, 7), now, RowPolicy(), now // 2)
+
+
+def test_a_view_without_details_has_frames_and_heads() -> None:
+    view = Chance(3).view(4)
+    table = np.frombuffer(view.blocks, BLOCK_DTYPE).copy()
+    table["frame"]["sources"] = Source.TORCH_HOOK
+    view = PageView(view.process, bytearray(table.tobytes()), partial=True, faults=2)
+    light = view.without_details()
+    assert (len(light), light.partial, light.faults, light.heads) == (4, True, 2, view.heads)
+    assert np.array_equal(light.frames, view.frames)
+    assert len(light.blocks) * 20 < len(view.blocks)
+    table["frame"]["sources"][2] |= Source.NCCL_PROFILER  # whose order is read from its rounds later
+    view = PageView(view.process, bytearray(table.tobytes()))
+    assert view.without_details() is view
 
 
 def test_bytes_that_are_no_blocks_are_refused() -> None:

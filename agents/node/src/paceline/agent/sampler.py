@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from paceline.agent.batches import Sample, encode_sample, merge_rows
 from paceline.agent.delivery import FRAME_DROPS
 from paceline.agent.detail import DetailControl, DetailPolicy
-from paceline.agent.pages import PageFault
-from paceline.agent.processes import Process
+from paceline.agent.pages import PageFault, PageView
+from paceline.agent.processes import Page, Process
 from paceline.agent.registry import LocalJob
 from paceline.agent.roster import Roster
 from paceline.agent.rows import (
@@ -110,28 +110,37 @@ class Sampler:
         process.conclude()
         self.sample(job, last=process)
         self._roster.release(process)
-        process.view = None  # 45 kB for each communicator
+        process.view = None
 
     def _look(self, process: Process, facts: Facts, now_ns: int) -> Look:
-        """Take a new snapshot where there is a page, and reduce it while it is in the caches."""
+        """Take a new snapshot where there is a page, and reduce it while it is in the caches. Its details are
+        given up with that; where another process is looked at closely they are read once more."""
         if process.page is None:
             stopped = process.exit is None and process.reading.state is ProcessState.STOPPED
             return Look(Suspicion.STOPPED if stopped else Suspicion.NONE)
+        view = self._read(process, process.page)
+        if view is None:
+            return Look(Suspicion.NONE)
+        suspicion = find_suspicion(view, facts, now_ns, self._policy)
+        reduction = None
+        if suspicion is Suspicion.NONE:
+            reduction = reduce_page(view, facts, process.memory, now_ns, self._policy, detail=False)
+            process.view = view.without_details()
+        return Look(suspicion, reduction)
+
+    def _read(self, process: Process, page: Page) -> PageView | None:
+        """A new snapshot, None where the page is none any more."""
         try:
-            process.page.beat()
-            process.view = process.page.read()
+            page.beat()
+            process.view = page.read()
         except PageFault as error:
             self._drops["bad_page"] += 1
             log.warning("page_given_up", job=process.key[0], rank=process.rank, reason=str(error))
-            process.page.close()
+            page.close()
             process.page = None
-            return Look(Suspicion.NONE)
+            return None
         self.pages_read += 1
-        suspicion = find_suspicion(process.view, facts, now_ns, self._policy)
-        reduction = None
-        if suspicion is Suspicion.NONE:
-            reduction = reduce_page(process.view, facts, process.memory, now_ns, self._policy, detail=False)
-        return Look(suspicion, reduction)
+        return process.view
 
     def _rows_of(
         self, process: Process, facts: Facts, look: Look, now_ns: int, detail: bool, last: bool
@@ -142,7 +151,10 @@ class Sampler:
         process.pageless_ns = None
         reduction = look.reduction
         if detail or reduction is None:
-            reduction = reduce_page(process.view, facts, process.memory, now_ns, self._policy, detail=detail)
+            view = process.view if process.view.has_details else self._read(process, process.page)
+            if view is None:
+                return self._kept.get(process) or self._pageless(process, now_ns)
+            reduction = reduce_page(view, facts, process.memory, now_ns, self._policy, detail=detail)
         process.memory = reduction.memory
         if last:
             kinds = (RowKind.PROCESS, RowKind.STATE)
