@@ -57,7 +57,7 @@ def decide(job: JobRepair, event: Event, world: World) -> Step:
         return advance(job, world)
     if event.id in job.handled:
         return Step(job, (), Reason.DUPLICATE)
-    objection = _not_believed(event, world)
+    objection = _not_believed(job, event, world)
     if objection is not None:
         return Step(job, (), objection)
     is_over = job.over or (job.state is RepairState.FALLBACK and job.action is None)
@@ -73,8 +73,11 @@ def decide(job: JobRepair, event: Event, world: World) -> Step:
     return Step(then.job, (*first.effects, *then.effects), reason)
 
 
-def _not_believed(event: Event, world: World) -> Reason | None:
-    """A member is spoken for by the node on which it is registered, and by no other."""
+def _not_believed(job: JobRepair, event: Event, world: World) -> Reason | None:
+    """A member is spoken for by the node on which it is registered, and by no other. What names no process
+    and is older than this run was said of the one before."""
+    if isinstance(event, JobOver | NodeLost) and event.at_s < job.began_s:
+        return Reason.STALE
     if not isinstance(event, ProcessExit | OrderAnswer | PhaseDone | MemberError) or not event.member:
         return None
     found = world.get(event.member)

@@ -23,6 +23,7 @@ HANDLED_MAX = 128
 INCIDENTS_MAX = 512
 THAWED_MAX = 64
 ACTED_MAX = 64
+NOT_COUNTED = -1  # the run of a supervisor that is new
 TRANSIENTS_MAX = 16
 
 
@@ -43,6 +44,7 @@ class Reason(str, Enum):
     JOB_OVER = "job_over"
     NOTHING_DUE = "nothing_due"
     NOTED = "noted"
+    NEW_RUN = "new_run"  # the job's name is used again: what was left of the old run has ended
     # A proposal, and what it waits for.
     OBSERVED_ONLY = "observed_only"
     NEEDS_APPROVAL = "needs_approval"
@@ -121,6 +123,11 @@ class Member:
     support: Support
     lease_s: float
     left: bool
+    world_size: int = 0
+    run: int = 0
+    registered_s: float = 0.0  # its agent's clock
+    told_s: float = 0.0  # its agent's clock
+    heard_s: float = 0.0  # ours
 
     @property
     def lives(self) -> bool:
@@ -215,7 +222,7 @@ class Repaired:
 
 @dataclass(frozen=True)
 class JobRepair:
-    """The state machine of one attempt of a job. `generation` never falls."""
+    """The state machine of one attempt of a job. `generation` never falls, also from one run to the next."""
 
     job: str
     attempt: str
@@ -238,6 +245,14 @@ class JobRepair:
     resumed_s: float = 0.0  # when the newest generation had proven itself
     thawed: tuple[tuple[str, float], ...] = ()  # members that went on after a stop, and when
     over: bool = False
+    run: int = 0  # grows each time the job's name is used again
+    began_s: float = 0.0  # when it did, by the clock of a member's agent; 0 for the first
+    floor: int = 0  # the newest generation of the runs before
+
+    @property
+    def said_generation(self) -> int:
+        """What members call the newest generation: a run begins at 0, whatever was opened before it."""
+        return self.generation if self.generation > self.floor else 0
 
 
 # ---------------------------------------------------------------------- events

@@ -20,8 +20,8 @@ def command_id(
 def current_seats(job: JobRepair, members: Sequence[Member]) -> tuple[Seat, ...]:
     """Seats of the running generation: those of the last recovery, else the registry's own word.
 
-    Of several supervisors that claim a rank the one of the newest generation has it, and of these one whose
-    process lives.
+    Of several supervisors that claim a rank one that has not left has it, of these the one of the newest
+    generation, and of these one whose process lives.
     """
     if job.seats:
         return job.seats
@@ -35,8 +35,8 @@ def current_seats(job: JobRepair, members: Sequence[Member]) -> tuple[Seat, ...]
     return tuple(_seat(rank, best[rank]) for rank in sorted(best))
 
 
-def _claim(member: Member) -> tuple[int, bool, bool, str]:
-    return (member.generation, not member.left, member.lives, member.member)
+def _claim(member: Member) -> tuple[bool, int, bool, float, str]:
+    return (not member.left, member.generation, member.lives, member.registered_s, member.member)
 
 
 def _seat(rank: int, member: Member) -> Seat:

@@ -185,7 +185,7 @@ def error(job: JobRepair, event: MemberError, world: World) -> Step:
     limits = world.policies.of(RepairCause.TRANSIENT).limits
     if world.now_s - event.at_s > limits.event_s_max:
         return Step(job, (), Reason.STALE)
-    if event.generation < job.generation:
+    if event.generation < job.said_generation:
         return Step(job, (), Reason.OLD_GENERATION)
     action, mode = job.action, world.policies.of(RepairCause.TRANSIENT).mode
     if action is not None and (

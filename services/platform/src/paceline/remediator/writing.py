@@ -37,6 +37,7 @@ from paceline.remediator.model import (
 )
 from paceline.remediator.planning import command_id, current_seats
 from paceline.remediator.policies import PolicyRow, read_policies
+from paceline.remediator.runs import count_in
 from paceline.store.actors import system
 from paceline.store.base import JsonObject
 from paceline.store.incident_changes import ChangeContext, record_change
@@ -80,13 +81,19 @@ async def apply(
     await lock_name(session, f"repair:{job}:{attempt}")
     row = await repairs.job(job, attempt)
     state = JobRepair(job, attempt) if row is None else _STATE.validate_python(row.data)
-    members = tuple(read_member(each) for each in of_owner(await repairs.members(job, attempt)))
+    rows = await repairs.members(job, attempt, state.run)
+    policies = await _policies(repairs, job, context)
+    owned = {each.member for each in of_owner(rows)}
+    counted = count_in(state, [read_member(each) for each in rows], owned, policies, now_s)
+    members = counted.members
     if row is None and not members and not _may_concern(event):
         return Step(state, (), Reason.UNKNOWN_MEMBER)
-    policies = await _policies(repairs, job, context)
-    before, state = state, await _overlay(repairs, state, members, policies)
+    if counted.names:
+        await repairs.count_in(job, attempt, counted.names, counted.job.run)
+    before, state = state, await _overlay(repairs, counted.job, members, policies)
     pending = await _evidence_pending(session, state, event)
     step = decide(state, event, World(members, policies, now_s, pending))
+    step = replace(step, effects=(*counted.effects, *step.effects))
     if step.job != before or step.effects:
         await _write(session, row, step, members, now_s, context, traceparent)
     elif row is not None and row.due_at is not None:
@@ -114,7 +121,9 @@ def read_member(row: RepairMember) -> Member:
         member=row.member, node=row.node, role=Role(row.role), rank=row.rank, child_pid=row.child_pid,
         child_pid_start=row.child_pid_start, generation=row.generation, step=row.step, store=row.store,
         replica=row.replica, failure_domain=row.failure_domain, ready=row.ready,
-        support=Support(row.support), lease_s=row.lease_s, left=row.left,
+        support=Support(row.support), lease_s=row.lease_s, left=row.left, world_size=row.world_size,
+        run=row.run, registered_s=to_unix(row.registered_at), told_s=to_unix(row.told_at),
+        heard_s=to_unix(row.updated_at),
     )  # fmt: skip
 
 
@@ -152,7 +161,7 @@ def requested_action(
             Ground(seat.member, cause, RepairKind.PLANNED_SWAP, 0.0, row.message[:300]) for seat in seats
         ),
         created_s=to_unix(row.created_at), expires_s=to_unix(row.expires_at), leavers=seats,
-        cancelled=row.cancel_requested,
+        cancelled=row.cancel_requested or to_unix(row.created_at) < state.began_s,  # asked of the run before
     )  # fmt: skip
 
 

@@ -148,6 +148,7 @@ class RepairMember(Base):
     left: Mapped[bool]
     uid: Mapped[int]  # -1: its agent did not say
     registered_at: Mapped[datetime]  # first told by this uid on this node
+    run: Mapped[int] = mapped_column(server_default="-1")  # of the job's name that counts it; -1: none yet
     told_at: Mapped[datetime]
     updated_at: Mapped[datetime]
 

@@ -21,6 +21,8 @@ from paceline.store.models.repair import (
 MEMBERS_MAX = 8192  # of one attempt, standbys included
 PHASES_MAX = 20_000
 UPSERT_ROWS_MAX = 100
+NAMES_MAX = 1000
+NO_RUN = -1
 After = tuple[datetime, str] | None
 
 
@@ -199,15 +201,28 @@ class RepairRepository:
                 )
             )  # fmt: skip
 
-    async def members(self, job: str, attempt: str) -> Sequence[RepairMember]:
-        """By name, those that have left included."""
+    async def members(self, job: str, attempt: str, run: int | None = None) -> Sequence[RepairMember]:
+        """By name, those that have left included; with `run` only those of it and those of none yet."""
         query = (
             select(RepairMember)
             .where(RepairMember.job == job, RepairMember.attempt == attempt)
             .order_by(RepairMember.member)
             .limit(MEMBERS_MAX)
         )
+        if run is not None:
+            query = query.where(RepairMember.run.in_([run, NO_RUN]))
         return (await self._session.scalars(query.execution_options(populate_existing=True))).all()
+
+    async def count_in(self, job: str, attempt: str, members: Sequence[str], run: int) -> None:
+        """These supervisors belong to that run from now on."""
+        for begin in range(0, len(members), NAMES_MAX):
+            names = members[begin : begin + NAMES_MAX]
+            await self._session.execute(
+                update(RepairMember)
+                .where(RepairMember.job == job, RepairMember.attempt == attempt)
+                .where(RepairMember.member.in_(names))
+                .values(run=run)
+            )
 
     async def supervised_attempt(self, job: str, attempt: str) -> str:
         """`attempt` where it has supervisors, else the newest name under which the job has living ones: a
