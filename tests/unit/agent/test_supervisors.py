@@ -173,7 +173,7 @@ async def test_orders_reach_whom_they_name_and_answers_come_back(
     assert app.take(command(CommandKind.REBUILD, "m2", "m9")) is Answer.DUPLICATE
     await supervisor.say(
         OrderResult("cmd_1-4-1", "m2", OrderOutcome.DONE, "", 4),
-        PhaseReport("m2", 2, 4, RecoveryPhase.FIRST_STEP, 3.5, 41, 1),
+        PhaseReport("m2", 2, 4, RecoveryPhase.FIRST_STEP, 3.5, 41, 1, attempt_no=1),
         ChildError("m2", 4, 42, "connection closed"),
     )
     reports: list[RecoveryReport] = await eventually(
@@ -182,7 +182,8 @@ async def test_orders_reach_whom_they_name_and_answers_come_back(
     by_kind = {(report.kind, report.member): report for report in reports}
     assert by_kind[ReportKind.RESULT, "m2"].command == "cmd_1-4-1"
     assert by_kind[ReportKind.RESULT, "m9"].outcome is OrderOutcome.FAILED  # nobody of that name is here
-    assert by_kind[ReportKind.PHASE, "m2"].phase is RecoveryPhase.FIRST_STEP
+    phase = by_kind[ReportKind.PHASE, "m2"]
+    assert (phase.phase, phase.attempt_no) == (RecoveryPhase.FIRST_STEP, 1)
     assert by_kind[ReportKind.ERROR, "m2"].message == "connection closed"
     assert len({report.id for report in reports}) == 4
 

@@ -44,7 +44,7 @@ EVERY: tuple[RecoveryMessage, ...] = (
     ChildError("m-1", 3, 42, "connection closed by peer [10.0.0.2]:4000\nin all_reduce"),
     Order("ord_1", OrderKind.REBUILD, 4, 0, 100.5, {"store": "10.0.0.1:4000", "reason": "exit"}),
     OrderResult("ord_1", "m-1", OrderOutcome.REFUSED, "generation 3 is older than 4", 4),
-    PhaseReport("m-1", 2, 4, RecoveryPhase.OPTIMIZER, 12.5, 42, 1, 4096, "from m-2"),
+    PhaseReport("m-1", 2, 4, RecoveryPhase.OPTIMIZER, 12.5, 42, 1, 4096, "from m-2", 1),
     Lease(4, 2.5),
 )
 
@@ -64,6 +64,13 @@ def test_a_field_of_a_later_release_is_skipped_and_a_default_filled_in() -> None
     raw = asdict(HELLO) | {"colour": "red"}
     del raw["support"]
     assert parse_recovery(json.dumps(raw).encode()) == HELLO
+    phase = asdict(PhaseReport("m-1", 2, 4, RecoveryPhase.RESUME, 1.0, 42))
+    del phase["attempt_no"]  # of an earlier release
+    assert parse_recovery(json.dumps(phase).encode()) == PhaseReport(
+        "m-1", 2, 4, RecoveryPhase.RESUME, 1.0, 42, attempt_no=-1
+    )
+    with pytest.raises(RecoveryMessageError, match="attempt_no is -2, expected -1 or more"):
+        parse_recovery(json.dumps(phase | {"attempt_no": -2}).encode())
 
 
 @pytest.mark.parametrize(

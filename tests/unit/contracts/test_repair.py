@@ -1,5 +1,6 @@
 """Records of supervisors and their reports on the wire."""
 
+import json
 from dataclasses import replace
 
 from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, Role, Support
@@ -24,6 +25,12 @@ def test_records_survive_json() -> None:
     phase = replace(REPORT, kind=ReportKind.PHASE, phase=RecoveryPhase.OPTIMIZER, duration_ms=1.5)
     for record in (MEMBER, replace(REPORT, outcome=OrderOutcome.LOST), phase):
         assert load_json(type(record), dump_json(record)) == record
+
+
+def test_a_report_of_an_older_agent_says_no_try() -> None:
+    raw = json.loads(dump_json(replace(REPORT, attempt_no=1)))
+    assert raw.pop("attempt_no") == 1
+    assert load_json(RecoveryReport, json.dumps(raw).encode()) == replace(REPORT, attempt_no=-1)
 
 
 def test_the_key_of_a_member_is_none_of_a_node_or_communicator() -> None:

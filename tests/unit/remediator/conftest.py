@@ -98,9 +98,11 @@ class Rig:
             command = dict(action.fences).get(name, "")  # of the newest try
         return self.feed(OrderAnswer(self.new_id(), self.now_s, name, generation, command, outcome, message))
 
-    def phase(self, name: str, phase: RecoveryPhase, generation: int | None = None) -> Step:
+    def phase(
+        self, name: str, phase: RecoveryPhase, generation: int | None = None, attempt_no: int = -1
+    ) -> Step:
         found = self.job.generation if generation is None else generation
-        return self.feed(PhaseDone(self.new_id(), self.now_s, name, found, phase, 41, 1))
+        return self.feed(PhaseDone(self.new_id(), self.now_s, name, found, phase, 41, 1, "", attempt_no))
 
     def finish(self) -> Step:
         """Every member of the open generation meets and makes a step; the registry follows."""

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.contracts.recovery import Order, OrderKind
+from paceline.contracts.recovery import Order, OrderKind, RecoveryPhase
 from paceline.trainer.repair import engine as engines
 from paceline.trainer.repair.control import Control
 from paceline.trainer.repair.engine import Engine
@@ -37,6 +37,12 @@ class Groups:
 
 class Control_:
     member = "m"
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def tell(self, message: object) -> None:
+        self.told.append(message)
 
     def tell_state(self, state: object) -> None:
         pass
@@ -88,6 +94,14 @@ def test_a_generation_that_ends_at_the_head_of_a_step_ends_the_step_and_not_the_
         begun = True
     assert begun
     assert member._is_broken()
+
+
+def test_a_phase_is_told_with_the_try_that_it_belongs_to(engine: Any) -> None:
+    member, _ = engine(outside=False)
+    member._epoch = (4, 1)
+    member._send_phase(RecoveryPhase.RENDEZVOUS, 0.5, 7, 0)
+    (told,) = member._control.told
+    assert (told.generation, told.attempt_no, told.phase) == (4, 1, RecoveryPhase.RENDEZVOUS)
 
 
 def test_what_is_no_end_of_a_generation_leaves_the_head_of_a_step(engine: Any) -> None:

@@ -146,6 +146,7 @@ class PhaseReport:
     replayed: int = 0  # steps that are run a second time
     bytes: int = 0  # moved in this phase
     detail: str = ""
+    attempt_no: int = -1  # of the order that it belongs to; -1 where the member does not say
     type: str = "phase_report"
 
 
@@ -306,6 +307,8 @@ def _check(message: RecoveryMessage) -> None:
             _check_text(f"{where}.{name}", getattr(message, name), TEXT_BYTES_MAX, printable=False)
     if not isinstance(message, ChildExit):
         _check_range(f"{where}.generation", message.generation, 0)
+    if isinstance(message, PhaseReport):
+        _check_range(f"{where}.attempt_no", message.attempt_no, -1)
     if isinstance(message, SupervisorHello):
         _check_hello(message)
 

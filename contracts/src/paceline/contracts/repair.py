@@ -161,6 +161,7 @@ class RecoveryReport:
     replayed: int = 0
     bytes: int = 0
     message: str = ""
+    attempt_no: int = -1  # of a phase: the try within the generation; -1 from an agent that does not say
 
 
 def member_key(job: str, member: str) -> str:

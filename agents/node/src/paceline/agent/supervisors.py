@@ -241,7 +241,7 @@ class Supervisors:
         self._report(
             guest, ReportKind.PHASE, phase.generation, phase=phase.phase, duration_ms=phase.duration_ms,
             step=phase.step, replayed=phase.replayed, bytes=phase.bytes, message=phase.detail,
-            rank=phase.rank,
+            rank=phase.rank, attempt_no=phase.attempt_no,
         )  # fmt: skip
 
     def _report(

@@ -102,6 +102,8 @@ def _answered(job: JobRepair, event: OrderAnswer, world: World) -> Step:
     if event.generation != action.generation:
         return Step(job, (), Reason.OLD_GENERATION)
     if event.outcome is OrderOutcome.DONE:
+        if not _is_of_present_try(action, event):
+            return Step(job, (), Reason.OLD_GENERATION)
         return _done(replace(job, action=done), done, world)
     if job.state is RepairState.PREPARING:
         return roll_back(job, action, world, Reason.ROLLED_BACK)
@@ -147,6 +149,8 @@ def _phase(job: JobRepair, event: PhaseDone, world: World) -> Step:
     action = job.action
     if action is None or not action.status.is_under_way or event.generation != action.generation:
         return Step(job, (), Reason.OLD_GENERATION)
+    if 0 <= event.attempt_no < action.attempt_no:
+        return Step(job, (), Reason.OLD_GENERATION)  # who met before the present try has to meet again
     if job.state not in (RepairState.REBUILDING, RepairState.RESTORING) or event.phase not in GROUP_PHASES:
         return Step(job, (), Reason.NOTED)
     wanted = {seat.member for seat in action.seats}

@@ -339,6 +339,7 @@ class PhaseDone:
     step: int
     replayed: int
     node: str = ""  # of the agent that says so
+    attempt_no: int = -1  # -1: not said
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def event_of_report(report: RecoveryReport) -> Event | None:
             raise ContractError(f"RecoveryReport: phase of {report.id[:80]!r} is null, expected one")
         return PhaseDone(
             report.id, report.at_unix_s, report.member, report.generation, report.phase, report.step,
-            report.replayed, report.node,
+            report.replayed, report.node, report.attempt_no,
         )  # fmt: skip
     if report.outcome is None:
         raise ContractError(f"RecoveryReport: outcome of {report.id[:80]!r} is null, expected one")
@@ -83,7 +83,13 @@ def phase_values(report: RecoveryReport) -> JsonObject:
     """The row of a report."""
     _check_text("RecoveryReport", job=report.job, attempt=report.attempt, member=report.member, id=report.id)
     _check_numbers(
-        "RecoveryReport", report.generation, report.step, report.replayed, report.bytes, report.rank
+        "RecoveryReport",
+        report.generation,
+        report.step,
+        report.replayed,
+        report.bytes,
+        report.rank,
+        report.attempt_no,
     )
     return {
         "id": report.id, "job": report.job, "attempt": report.attempt, "generation": report.generation,

@@ -340,6 +340,7 @@ class Engine:
                 replayed,
                 moved,
                 detail,
+                self._epoch[1],
             )
         )
 
