@@ -77,6 +77,7 @@ def cut(listeners: Listeners) -> int:
 
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
+_LEFT_ALONE = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 
 
 def _belongs(sock: socket.socket, listeners: Listeners) -> bool:
@@ -100,16 +101,31 @@ def _socket_fds() -> list[int]:
 
 
 class _Borrowed:
-    """A duplicate of somebody else's descriptor: its number cannot be re-used under us."""
+    """A duplicate of somebody else's descriptor: its number cannot be re-used under us.
+
+    The kernel's flags belong to both. Where the script has set a default timeout, Python makes each socket
+    object's description non-blocking, and its owner, who waits in C, would get EAGAIN: one that is said to
+    be non-blocking already is left as it is.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def __enter__(self) -> socket.socket:
         try:
-            self._sock = socket.socket(fileno=os.dup(self._fd))
+            duplicate = os.dup(self._fd)
         except OSError:
-            self._sock = socket.socket(socket.AF_UNIX)  # it is gone: one that matches nothing
+            return self._nothing()
+        try:
+            self._sock = socket.socket(type=_LEFT_ALONE, fileno=duplicate)
+        except OSError:
+            os.close(duplicate)
+            return self._nothing()
+        return self._sock
+
+    def _nothing(self) -> socket.socket:
+        """It is gone: a socket that matches nothing."""
+        self._sock = socket.socket(socket.AF_UNIX)
         return self._sock
 
     def __exit__(self, *_: object) -> None:
