@@ -192,6 +192,9 @@ class Action:
     lost_since_s: float = 0.0  # since when the registry shows a seat without its process
     cancelled: bool = False  # somebody asked for it
     requeue: bool = True  # of a fallback
+    instead_of: RepairKind | None = None  # what a fallback was proposed as, and is again once it can be
+    plain: str = ""  # the message of that proposal
+    wanting_s: float = 0.0  # since when the next generation lacks a standby
 
     @property
     def leaver_names(self) -> frozenset[str]:

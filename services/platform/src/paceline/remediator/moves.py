@@ -25,6 +25,7 @@ from paceline.remediator.model import (
 )
 from paceline.remediator.planning import (
     Plan,
+    as_proposed,
     best_step,
     command_id,
     is_proven_gone,
@@ -69,18 +70,25 @@ def consider(job: JobRepair, action: Action, world: World) -> Step:
         return end(job, action, ActionStatus.EXPIRED, reason, RepairState.HEALTHY, world)
     if action.status is ActionStatus.PROPOSED and world.now_s >= action.expires_s:
         return end(job, action, ActionStatus.EXPIRED, Reason.EXPIRED, RepairState.HEALTHY, world)
+    was, action = action, as_proposed(action)
+    is_approved = was.status is ActionStatus.APPROVED
+    if is_approved and action.kind is not was.kind:
+        action = replace(action, status=ActionStatus.PROPOSED)  # unless it is given up again
     plan = plan_seats(job, world, action.named, same=action.kind is RepairKind.RETRY)
     if action.kind is not RepairKind.FALLBACK and isinstance(plan, Reason):
         if plan is Reason.WAIT_STANDBY and world.now_s < action.created_s + limits.standby_s:
             return waits(job, action, plan, RepairState.PREPARING)
         if plan in (Reason.MEMBERS_UNKNOWN, Reason.TOO_LARGE) or action.kind is not RepairKind.SWAP:
             return waits(job, action, plan, RepairState.HEALTHY)
-        action = to_fallback(action, Reason.NO_STANDBY, "no standby is ready", world)
+        action = to_fallback(action, Reason.NO_STANDBY, "no standby is ready")
     if isinstance(plan, Plan) and action.kind in (RepairKind.SWAP, RepairKind.PLANNED_SWAP):
         action = replace(action, leavers=plan.leavers, joiners=plan.joiners)
     if action.kind in (RepairKind.SWAP, RepairKind.RETRY) and is_stuck(job, limits, world):
         words = f"{job.no_progress} recoveries without a new step"
-        action = to_fallback(action, Reason.NO_PROGRESS, words, world, requeue=False)
+        action = to_fallback(action, Reason.NO_PROGRESS, words, requeue=False)
+    if is_approved:  # an approval that was for something else does not count
+        same = action.kind is was.kind
+        action = replace(action, status=ActionStatus.APPROVED if same else ActionStatus.PROPOSED)
     seats = plan.seats if isinstance(plan, Plan) else open_seats(job, world)
     found = guard(job, action, world.policies.of(action.cause), world, seats)
     if found is not None:
@@ -105,16 +113,13 @@ def waits(job: JobRepair, action: Action, reason: Reason, state: RepairState) ->
     return Step(replace(job, state=state, action=replace(action, reason=reason)), (), reason)
 
 
-def to_fallback(
-    action: Action, reason: Reason, message: str, world: World, *, requeue: bool = True
-) -> Action:
-    """The same proposal, given up: an approval that was for something else does not count for it."""
+def to_fallback(action: Action, reason: Reason, message: str, *, requeue: bool = True) -> Action:
+    """The same proposal, given up for as long as it cannot be carried out."""
     if action.kind is RepairKind.FALLBACK:
         return action
-    status = ActionStatus.PROPOSED if action.status is ActionStatus.APPROVED else action.status
     return replace(
-        action, kind=RepairKind.FALLBACK, status=status, reason=reason, requeue=requeue,
-        message=f"{message}; {action.message}", joiners=(),
+        action, kind=RepairKind.FALLBACK, reason=reason, requeue=requeue, joiners=(),
+        instead_of=action.kind, plain=action.message, message=f"{message}; {action.message}",
     )  # fmt: skip
 
 
@@ -213,18 +218,32 @@ def rebuild(job: JobRepair, action: Action, world: World, plan: Plan | None = No
     job = replace(job, action=action)
     if plan is None:
         found = plan_seats(job, world, action.leaver_names, same=action.kind is RepairKind.RETRY)
+        since_s = action.wanting_s or world.now_s
+        if found is Reason.WAIT_STANDBY and world.now_s < since_s + limits.standby_s:
+            return _await_standby(job, action, since_s, limits)
         if isinstance(found, Reason):
             reason = Reason.NO_STANDBY if found is Reason.WAIT_STANDBY else found
             return fall_back(job, action, world, reason)
+        gone = [seat for seat in found.leavers if seat.member not in action.leaver_names]
+        if gone:  # lost since anybody looked, so nobody has ordered its end
+            return rebuild_without(job, action, gone, world)
         plan = found
     if action.rebuilds >= limits.rebuilds_max:
         return fall_back(job, action, world, Reason.REBUILDS_EXHAUSTED)
     generation = next_generation(job, world)
     action = replace(
         action, generation=generation, attempt_no=0, rebuilds=action.rebuilds + 1, seats=plan.seats,
-        joiners=tuple(dict.fromkeys((*action.joiners, *plan.joiners))), store=plan.store,
+        joiners=tuple(dict.fromkeys((*action.joiners, *plan.joiners))), store=plan.store, wanting_s=0.0,
     )  # fmt: skip
     return _order_rebuild(replace(job, generation=generation), action, world, Reason.REBUILD)
+
+
+def _await_standby(job: JobRepair, action: Action, since_s: float, limits: RepairLimits) -> Step:
+    """Whoever leaves is fenced; the survivors wait for an order, and a standby is about to be ready."""
+    action = replace(
+        action, wanting_s=since_s, reason=Reason.WAIT_STANDBY, deadline_s=since_s + limits.standby_s
+    )
+    return Step(replace(job, state=RepairState.FENCING, action=action), (), Reason.WAIT_STANDBY)
 
 
 def rebuild_again(job: JobRepair, action: Action, world: World) -> Step:

@@ -1,13 +1,14 @@
 """Who sits where in the next generation: pure, and the same for the same input."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.contracts.commands import CommandKind
 from paceline.contracts.ids import derived_id
 from paceline.contracts.recovery import MEMBERS_MAX, Role, Support, format_members
 from paceline.contracts.recovery import Member as OrderMember
-from paceline.remediator.model import JobRepair, Member, Reason, Seat, World
+from paceline.contracts.repair import RepairCause
+from paceline.remediator.model import Action, JobRepair, Member, Reason, Seat, World
 
 
 def command_id(
@@ -49,7 +50,8 @@ def is_complete(seats: Sequence[Seat]) -> bool:
 
 
 def standbys(world: World, seated: Sequence[Seat], leavers: frozenset[str]) -> tuple[list[Member], bool]:
-    """Those that could be promoted now, best first, and whether another one is still getting ready.
+    """Those that could be promoted now, best first, and whether another one is still getting ready, or is
+    started again by a supervisor that has lost its process and no seat.
 
     Best is another node than those that leave, then a failure domain in which few members of the job are.
     """
@@ -59,13 +61,15 @@ def standbys(world: World, seated: Sequence[Seat], leavers: frozenset[str]) -> t
         for member in world.members
         if member.role is Role.STANDBY and member.lives and member.member not in taken | leavers
     ]
+    others = [member for member in world.members if member.member not in taken | leavers]
+    comes_again = any(not member.left and member.child_pid == 0 for member in others)
     left_nodes = {found.node for name in leavers if (found := world.get(name)) is not None}
     crowd = [found.failure_domain for name in taken if (found := world.get(name)) is not None]
 
     def cost(member: Member) -> tuple[bool, int, str]:
         return (member.node in left_nodes, crowd.count(member.failure_domain), member.member)
 
-    return sorted((m for m in spare if m.ready), key=cost), any(not m.ready for m in spare)
+    return sorted((m for m in spare if m.ready), key=cost), comes_again or any(not m.ready for m in spare)
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,16 @@ def is_proven_gone(seat: Seat, world: World) -> bool:
     if found is None:
         return False
     return found.child_pid == 0 or (not found.left and found.child_pid_start != seat.child_pid_start)
+
+
+def as_proposed(action: Action) -> Action:
+    """A fallback that something else was turned into, as it was proposed: a standby may have come."""
+    if action.instead_of is None:
+        return action
+    return replace(
+        action, kind=action.instead_of, message=action.plain, instead_of=None, plain="",
+        requeue=action.cause is not RepairCause.SOFTWARE,
+    )  # fmt: skip
 
 
 def best_step(world: World) -> int:

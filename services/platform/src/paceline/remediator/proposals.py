@@ -8,6 +8,7 @@ from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, Rep
 from paceline.remediator.guards import MODES, mode_of
 from paceline.remediator.model import Action, Ground, JobRepair, Reason, Seat, Step, World
 from paceline.remediator.moves import end
+from paceline.remediator.planning import as_proposed
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def raise_fault(job: JobRepair, fault: Fault, world: World) -> Step:
         return Step(job, (), Reason.DUPLICATE)  # a new generation is what that action brings anyway
     if fault.kind is RepairKind.PLANNED_SWAP and action.kind is not RepairKind.PLANNED_SWAP:
         return Step(job, (), Reason.ALREADY_UNDER_WAY)
-    if names <= action.named and fault.kind is action.kind and fault.cause is action.cause:
+    proposed = as_proposed(action)
+    if names <= action.named and fault.kind is proposed.kind and fault.cause is action.cause:
         merged = replace(action, incident=action.incident or fault.incident)
         return Step(replace(job, action=merged), (), Reason.DUPLICATE)
     fresh = _propose(job, fault, world)
@@ -63,9 +65,9 @@ def raise_fault(job: JobRepair, fault: Fault, world: World) -> Step:
         fresh,
         id=action.id, source=action.source, created_s=action.created_s, grounds=(*kept, *fault.grounds),
         incident=action.incident or fault.incident,
-        kind=action.kind if action.kind is RepairKind.FALLBACK else fault.kind,
+        kind=proposed.kind if proposed.kind is RepairKind.FALLBACK else fault.kind,
         mode=min(action.mode, fresh.mode, key=MODES.index),
-        message=f"{fault.message}; {action.message}"[:1000], leavers=leavers,
+        message=f"{fault.message}; {proposed.message}"[:1000], leavers=leavers,
         fenced=tuple(dict.fromkeys((*action.fenced, *fault.gone))),
     )  # fmt: skip
     return Step(replace(job, action=merged), (), Reason.MERGED)
@@ -102,7 +104,7 @@ def withdraw(job: JobRepair, is_over: Callable[[Ground], bool], world: World) ->
         return end(job, action, ActionStatus.EXPIRED, Reason.WENT_AWAY, RepairState.HEALTHY, world)
     names = {ground.member for ground in grounds}
     action = replace(
-        action, grounds=grounds, cause=grounds[-1].cause, kind=grounds[-1].kind,
+        as_proposed(action), grounds=grounds, cause=grounds[-1].cause, kind=grounds[-1].kind,
         incident=grounds[-1].incident,
         message="; ".join(ground.message for ground in reversed(grounds))[:1000],
         leavers=tuple(seat for seat in action.leavers if seat.member in names),
