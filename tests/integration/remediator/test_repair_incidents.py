@@ -1,5 +1,6 @@
 """Repair and the incident that says why: evidence before a kill, recoveries and pages beside it."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,13 +10,18 @@ from paceline.contracts.events import EvidenceState
 from paceline.contracts.recovery import OrderOutcome, RecoveryPhase
 from paceline.contracts.repair import RecoveryReport, RepairCause, RepairMode, ReportKind
 from paceline.contracts.schemas import dump_json
+from paceline.remediator.app import RemediatorApp
 from paceline.remediator.model import Judged, Reason, Tick
 from paceline.remediator.reading import event_of_report
+from paceline.remediator.settings import RemediatorSettings
+from paceline.runtime.clock import ManualClock
+from paceline.runtime.settings import CommandSettings, KafkaSettings
 from paceline.store import Database
 from paceline.store.models.incident import Incident
 from paceline.store.repositories.repair import RepairRepository
+from paceline.store.settings import StoreSettings
 from paceline.store.times import from_unix
-from tests.integration.remediator.test_repair_tables import NOW, Job, member
+from tests.integration.remediator.test_repair_tables import KEY, NOW, Job, member
 from tests.unit.remediator.test_policies_and_faults import VERDICT
 
 
@@ -71,6 +77,27 @@ async def test_a_capture_beside_a_recovery_does_not_end_its_row(job: Job, store:
         (row,) = await RepairRepository(session).recoveries(["train"], [], None, 10)
     assert (row.state, row.reason) == ("resumed", "resumed")
     assert row.ended_at is not None
+
+
+async def test_of_two_services_one_decides_about_a_capture(job: Job, store: Database, database: str) -> None:
+    await add_incident(store)
+    await job.feed(verdict(RepairCause.SOFTWARE, 0))
+    async with store.transaction() as session, store.transaction() as other:
+        (row,) = await RepairRepository(session).captures("observing", 10)
+        assert await RepairRepository(other).captures("observing", 10) == []  # it waits for nobody either
+        found = await session.get(Incident, "inc_1")
+        assert found is not None
+        found.evidence = EvidenceState.COMPLETE.value
+    settings = RemediatorSettings(
+        kafka=KafkaSettings(bootstrap="localhost:1"), database=StoreSettings(url=database),
+        command=CommandSettings(key=KEY.decode()),
+    )  # fmt: skip
+    apps = [RemediatorApp(settings, ManualClock(unix_s=NOW + 1)) for _ in range(2)]
+    await asyncio.gather(*(app.look_at_captures() for app in apps))
+    async with store.transaction() as session:
+        done = await RepairRepository(session).action(row.id)
+    assert done is not None
+    assert (done.status, done.version) == ("succeeded", row.version + 1)
 
 
 async def test_a_fallback_pages_when_its_incident_opens_while_it_runs(job: Job, store: Database) -> None:

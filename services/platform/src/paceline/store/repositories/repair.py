@@ -128,13 +128,16 @@ class RepairRepository:
         return [(job, attempt) for job, attempt in (await self._session.execute(query)).all()]
 
     async def captures(self, status: str, limit: int) -> Sequence[RepairAction]:
-        """Captures of stacks with that status, the oldest first."""
+        """Captures of stacks with that status, the oldest first, locked; what another service has locked is
+        its to decide."""
         query = (
             select(RepairAction)
             .where(RepairAction.kind == "stack_capture", RepairAction.cause == "software")
             .where(RepairAction.status == status, RepairAction.ended_at.is_(None))
             .order_by(RepairAction.created_at)
             .limit(limit)
+            .with_for_update(skip_locked=True)
+            .execution_options(populate_existing=True)
         )
         return (await self._session.scalars(query)).all()
 
