@@ -975,6 +975,29 @@ export interface components {
             size: number;
         };
         /**
+         * CheckName
+         * @description What an action has to pass, in the order in which it is asked.
+         * @enum {string}
+         */
+        CheckName: "members" | "standby" | "policy" | "stop_switch" | "layout" | "approval" | "verified" | "blast_radius" | "circuit_breaker" | "rate_limit" | "fence" | "settled" | "evidence";
+        /**
+         * CheckRead
+         * @description `reason` is the remediator's name for what holds the action up, empty where this does not.
+         */
+        CheckRead: {
+            name: components["schemas"]["CheckName"];
+            state: components["schemas"]["CheckState"];
+            /** Reason */
+            reason: string;
+            /** Detail */
+            detail: string;
+        };
+        /**
+         * CheckState
+         * @enum {string}
+         */
+        CheckState: "met" | "waits" | "refused" | "not_asked";
+        /**
          * CommunicatorInvolved
          * @description A communicator of the incident: the one with the cause, and those whose members wait.
          */
@@ -1946,6 +1969,22 @@ export interface components {
             at: string;
         };
         /**
+         * PlaceRead
+         * @description One rank that changes hands; null where nobody is known (yet).
+         */
+        PlaceRead: {
+            /** Rank */
+            rank: number;
+            /** Leaver */
+            leaver: string | null;
+            /** Leaver Node */
+            leaver_node: string | null;
+            /** Joiner */
+            joiner: string | null;
+            /** Joiner Node */
+            joiner_node: string | null;
+        };
+        /**
          * PlaneMetric
          * @description What one byte of a plane means. `state` is RankState.
          * @enum {string}
@@ -2556,7 +2595,10 @@ export interface components {
             /** Reason */
             reason: string;
         };
-        /** RepairActionDetail */
+        /**
+         * RepairActionDetail
+         * @description `checks` is empty once the action cannot be decided any more; `places` are the first 64 of `ranks`.
+         */
         RepairActionDetail: {
             /** Id */
             id: string;
@@ -2613,6 +2655,10 @@ export interface components {
             /** Version */
             version: number;
             preconditions: components["schemas"]["Preconditions"];
+            /** Checks */
+            checks: components["schemas"]["CheckRead"][];
+            /** Places */
+            places: components["schemas"]["PlaceRead"][];
         };
         /**
          * RepairActionRead
@@ -3293,7 +3339,8 @@ export interface components {
         };
         /**
          * WhatNext
-         * @description The suggested action. `mode` is observe until repair is switched on: nobody acts on it.
+         * @description The suggested action. `mode` is that of the newest repair action of the incident, observe where there is
+         *     none: nobody acts on it.
          */
         WhatNext: {
             action: components["schemas"]["ActionRead"];

@@ -32,6 +32,7 @@ from paceline.api.incidents.schemas import (
 from paceline.api.nodes.service import load_memory
 from paceline.contracts.events import EventType
 from paceline.contracts.ids import format_ranks
+from paceline.contracts.repair import RepairMode
 from paceline.contracts.verdicts import Root, Verdict
 from paceline.store.incident_changes import read_verdict
 from paceline.store.models.evidence import EvidenceBundle
@@ -42,13 +43,13 @@ from paceline.store.repositories.deliveries import DeliveryRepository
 from paceline.store.repositories.evidence import EvidenceRepository
 from paceline.store.repositories.incidents import IncidentRepository
 from paceline.store.repositories.jobs import JobRepository
+from paceline.store.repositories.repair import ActionFilter, RepairRepository
 from paceline.store.repositories.shipments import SHIPPED_FILES, ShipmentRepository, evidence_state
 
 TIMELINE_MAX = 200
 REVISIONS_MAX = 50
 DELIVERIES_MAX = 50
 REOPENED = EventType.INCIDENT_REOPENED.short.partition(".")[2]  # kind of its timeline entry
-OBSERVE = "observe"  # no action is ever dispatched by this release
 
 
 def build_summary(incident: Incident) -> IncidentSummary:
@@ -73,6 +74,8 @@ async def build_page(
         says=next((entry.message for entry in timeline if entry.kind == SHIPPED_FILES), ""),
         nodes=[ShipmentRead.model_validate(shipment) for shipment in shipments],
     )
+    actions = await RepairRepository(session).actions(ActionFilter(incidents=[incident.id]), 1)
+    mode = actions[0].mode if actions else RepairMode.OBSERVE.value
     return IncidentRead(
         **_summary_fields(incident, verdict),
         job_name=incident.job if job is None else job.name or job.id,
@@ -81,9 +84,7 @@ async def build_page(
         user="" if job is None else job.user,
         what_happened=_what_happened(incident, verdict, communicators, detected_at(incident, timeline)),
         why=_why(verdict, revisions, bundles, shipped),
-        what_next=WhatNext(
-            action=ActionRead.model_validate(verdict.action), owner=verdict.owner, mode=OBSERVE
-        ),
+        what_next=WhatNext(action=ActionRead.model_validate(verdict.action), owner=verdict.owner, mode=mode),
         did_it_happen=DidItHappen(
             status=incident.status,
             resolution=incident.resolution,

@@ -197,7 +197,8 @@ class Why(ReadModel):
 
 
 class WhatNext(ReadModel):
-    """The suggested action. `mode` is observe until repair is switched on: nobody acts on it."""
+    """The suggested action. `mode` is that of the newest repair action of the incident, observe where there
+    is none: nobody acts on it."""
 
     action: ActionRead
     owner: Owner

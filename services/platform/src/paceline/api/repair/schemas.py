@@ -1,6 +1,7 @@
 """Read and write models of repair."""
 
 from datetime import datetime
+from enum import Enum
 from typing import Annotated
 
 from pydantic import Field
@@ -64,8 +65,56 @@ class RepairActionRead(ReadModel):
     version: int
 
 
+class CheckName(str, Enum):
+    """What an action has to pass, in the order in which it is asked."""
+
+    MEMBERS = "members"  # every rank has a supervisor
+    STANDBY = "standby"
+    POLICY = "policy"
+    STOP_SWITCH = "stop_switch"
+    LAYOUT = "layout"
+    APPROVAL = "approval"
+    VERIFIED = "verified"  # this one and the next three: only without a person
+    BLAST_RADIUS = "blast_radius"
+    CIRCUIT_BREAKER = "circuit_breaker"
+    RATE_LIMIT = "rate_limit"
+    FENCE = "fence"  # the end of what leaves can be proven
+    SETTLED = "settled"  # the fault is what it looks like
+    EVIDENCE = "evidence"  # what a kill would destroy has been collected
+
+
+class CheckState(str, Enum):
+    MET = "met"
+    WAITS = "waits"
+    REFUSED = "refused"
+    NOT_ASKED = "not_asked"  # something before it holds the action up
+
+
+class CheckRead(ReadModel):
+    """`reason` is the remediator's name for what holds the action up, empty where this does not."""
+
+    name: CheckName
+    state: CheckState
+    reason: str
+    detail: str
+
+
+class PlaceRead(ReadModel):
+    """One rank that changes hands; null where nobody is known (yet)."""
+
+    rank: int
+    leaver: str | None
+    leaver_node: str | None
+    joiner: str | None
+    joiner_node: str | None
+
+
 class RepairActionDetail(RepairActionRead):
+    """`checks` is empty once the action cannot be decided any more; `places` are the first 64 of `ranks`."""
+
     preconditions: Preconditions
+    checks: list[CheckRead]
+    places: list[PlaceRead]
 
 
 class ProposalCreate(WriteModel):

@@ -16,6 +16,7 @@ from paceline.api.errors import (
     StaleVersion,
     VersionRequired,
 )
+from paceline.api.repair.checks import OPEN, Facts, build_checks, build_places
 from paceline.api.repair.schemas import (
     LimitsRead,
     PhaseRead,
@@ -55,7 +56,6 @@ from paceline.store.sequence import lock_name
 
 PROPOSAL_S = 900.0
 EARLIER_MAX = 20  # recoveries that the expected pause is the median of
-OPEN = (ActionStatus.PROPOSED.value, ActionStatus.APPROVED.value)
 SUPPORT_ORDER = (Support.REFUSED, Support.EXPERIMENTAL, Support.VERIFIED)
 
 
@@ -70,7 +70,8 @@ async def load_action(session: AsyncSession, action_id: str, *, for_update: bool
 async def build_detail(session: AsyncSession, row: RepairAction) -> RepairActionDetail:
     """The action with what holds now."""
     repairs = RepairRepository(session)
-    members = [each for each in await repairs.members(row.job, row.attempt) if not each.left]
+    known = await repairs.members(row.job, row.attempt)
+    members = [each for each in known if not each.left]
     standing = [each for each in members if each.role == Role.MEMBER.value]
     support = min((Support(each.support) for each in standing), key=SUPPORT_ORDER.index, default=None)
     earlier = [
@@ -87,8 +88,11 @@ async def build_detail(session: AsyncSession, row: RepairAction) -> RepairAction
         replayed_steps_at_most=1 if swaps else 0,
         expected_pause_s=median(earlier) if earlier else None,
     )
+    facts = Facts(conditions, known, await repairs.policies_of(row.job))
     fields = RepairActionRead.model_validate(row).model_dump()
-    return RepairActionDetail(**fields, preconditions=conditions)
+    return RepairActionDetail(
+        **fields, preconditions=conditions, checks=build_checks(row, facts), places=build_places(row, facts)
+    )
 
 
 async def decide(
