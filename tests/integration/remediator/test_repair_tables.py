@@ -297,6 +297,14 @@ class TestDecisions:
             "standbys_ready": 1, "members_known": 3, "least_support": "verified", "blast_ranks": 1,
             "replayed_steps_at_most": 1, "expected_pause_s": None,
         }  # fmt: skip
+        waiting = [each for each in detail.json()["checks"] if each["state"] != "met"]
+        assert [(each["name"], each["state"], each["reason"]) for each in waiting] == [
+            ("approval", "waits", "needs_approval"), ("settled", "not_asked", ""),
+            ("evidence", "not_asked", ""),
+        ]  # fmt: skip
+        assert detail.json()["places"] == [
+            {"rank": 1, "leaver": "m1", "leaver_node": "n0", "joiner": "s0", "joiner_node": "n2"}
+        ]
         url, etag = f"/v1/repair/actions/{action['id']}/approvals", detail.headers["ETag"]
         assert (await client.post(url, json={})).json()["code"] == "version_required"
         assert (await client.post(url, json={}, headers={"If-Match": '"99"'})).json()[
@@ -373,6 +381,9 @@ class TestDecisions:
         self, make_job: Any, client: httpx.AsyncClient
     ) -> None:
         job = await make_job(RepairMode.OBSERVE)
+        assert (await client.get("/v1/repair/state", params={"job": "other"})).json()["code"] == "not_found"
+        healthy = (await client.get("/v1/repair/state", params={"job": "train"})).json()
+        assert (healthy["state"], healthy["generation"], healthy["standbys_ready"]) == ("healthy", 0, 1)
         none = await client.post("/v1/repair/proposals", json={"job": "train", "rank": 9})
         assert none.json()["code"] == "no_supervisors"
         made = await client.post("/v1/repair/proposals", json={"job": "train", "rank": 2, "note": "hot"})

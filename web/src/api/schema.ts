@@ -762,7 +762,7 @@ export interface paths {
         };
         /**
          * Get Repair State
-         * @description Where the newest attempt of a job stands.
+         * @description Where the newest attempt of a job stands: healthy where it has supervisors and nothing happened yet.
          */
         get: operations["get_repair_state_v1_repair_state_get"];
         put?: never;
@@ -3339,8 +3339,8 @@ export interface components {
         };
         /**
          * WhatNext
-         * @description The suggested action. `mode` is that of the newest repair action of the incident, observe where there is
-         *     none: nobody acts on it.
+         * @description The suggested action. `mode` is that of the newest repair action of the incident, observe where there
+         *     is none: nobody acts on it.
          */
         WhatNext: {
             action: components["schemas"]["ActionRead"];

@@ -52,6 +52,7 @@ from paceline.api.repair.service import (
     check_version,
     decide,
     load_action,
+    load_state,
     propose,
     put_policy,
     put_stop,
@@ -60,7 +61,7 @@ from paceline.api.schemas import Page
 from paceline.api.services import Services, Session, Shared
 from paceline.api.text import JobText
 from paceline.contracts.recovery import Role
-from paceline.contracts.repair import ActionStatus, RepairState
+from paceline.contracts.repair import ActionStatus
 from paceline.store.models.repair import RepairAction, RepairPolicy
 from paceline.store.repositories.repair import ActionFilter, RepairRepository
 
@@ -232,16 +233,8 @@ async def list_repair_members(
 async def get_repair_state(
     session: Session, caller: IncidentsReader, job: Annotated[JobText, Query()]
 ) -> RepairStateRead:
-    """Where the newest attempt of a job stands."""
-    repairs = RepairRepository(session)
-    row = await repairs.newest_job(job)
-    if row is None:
-        raise NotFound(f"nothing is known of repair of job {job[:80]!r}")
-    return RepairStateRead(
-        job=row.job, attempt=row.attempt, state=RepairState(row.state), generation=row.generation,
-        action_id=row.action_id, updated_at=row.updated_at,
-        standbys_ready=await repairs.standbys_ready(row.job, row.attempt),
-    )  # fmt: skip
+    """Where the newest attempt of a job stands: healthy where it has supervisors and nothing happened yet."""
+    return await load_state(session, job)
 
 
 @router.get("/policies", responses=responses(*READ))

@@ -28,6 +28,7 @@ from paceline.api.repair.schemas import (
     RepairActionDetail,
     RepairActionRead,
     RepairMemberRead,
+    RepairStateRead,
     SeatRead,
     StopWrite,
 )
@@ -40,6 +41,7 @@ from paceline.contracts.repair import (
     RepairKind,
     RepairLimits,
     RepairMode,
+    RepairState,
     ReportKind,
 )
 from paceline.store.models.repair import (
@@ -51,7 +53,7 @@ from paceline.store.models.repair import (
 )
 from paceline.store.repair_changes import tell_action
 from paceline.store.repositories.audit import AuditRepository
-from paceline.store.repositories.repair import ActionFilter, RepairRepository
+from paceline.store.repositories.repair import MEMBERS_MAX, ActionFilter, RepairRepository
 from paceline.store.sequence import lock_name
 
 PROPOSAL_S = 900.0
@@ -188,7 +190,7 @@ async def _attempt_of(repairs: RepairRepository, body: ProposalCreate) -> str:
     """The newest attempt with a supervisor of the rank."""
     found = [
         member
-        for member in await repairs.members_page([body.job], [Role.MEMBER.value], None, 8192)
+        for member in await repairs.members_page([body.job], [Role.MEMBER.value], None, MEMBERS_MAX)
         if member.rank == body.rank and member.child_pid > 0
     ]
     if not found:
@@ -197,6 +199,28 @@ async def _attempt_of(repairs: RepairRepository, body: ProposalCreate) -> str:
             "start the job with `paceline run --repair`"
         )
     return max(found, key=lambda member: member.told_at).attempt
+
+
+async def load_state(session: AsyncSession, job: str) -> RepairStateRead:
+    """NotFound for a job without supervisors of which nothing is known."""
+    repairs = RepairRepository(session)
+    row = await repairs.newest_job(job)
+    if row is not None:
+        return RepairStateRead(
+            job=row.job, attempt=row.attempt, state=RepairState(row.state), generation=row.generation,
+            action_id=row.action_id, updated_at=row.updated_at,
+            standbys_ready=await repairs.standbys_ready(row.job, row.attempt),
+        )  # fmt: skip
+    newest = max(
+        await repairs.members_page([job], [], None, MEMBERS_MAX), key=lambda each: each.told_at, default=None
+    )
+    if newest is None:
+        raise NotFound(f"nothing is known of repair of job {job[:80]!r}")
+    return RepairStateRead(
+        job=job, attempt=newest.attempt, state=RepairState.HEALTHY, generation=newest.generation,
+        action_id=None, updated_at=newest.told_at,
+        standbys_ready=await repairs.standbys_ready(job, newest.attempt),
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- recoveries
