@@ -18,7 +18,8 @@ export const EVENT_KEYS: Readonly<Record<string, readonly string[]>> = {
   "job.registered": ["jobs"],
   "job.attempt_started": ["jobs"],
   "job.ended": ["jobs"],
-  reset: ["incidents", "jobs"],
+  "repair.changed": ["repair", "incidents"],
+  reset: ["incidents", "jobs", "repair"],
 };
 
 /**

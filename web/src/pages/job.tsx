@@ -6,6 +6,7 @@ import { Facts, Panel } from "../components/panel";
 import { type Column, Table } from "../components/table";
 import { Age } from "../lib/time";
 import { JobMap } from "../rankmap/job-map";
+import { JobRepair } from "../repair/of-job";
 import { jobRoute } from "../router";
 import { Economics } from "./economics";
 import { Scaling } from "./scaling";
@@ -90,6 +91,9 @@ export function JobPage() {
             ]}
           />
         </Panel>
+        <div className="min-w-0 lg:col-span-2">
+          <JobRepair jobId={jobId} />
+        </div>
         <div className="min-w-0 lg:col-span-2">
           <Scaling jobId={jobId} />
         </div>

@@ -22,17 +22,7 @@ export function WhatNext({ next }: { readonly next: Schemas["WhatNext"] }) {
         {action.target && `: ${action.target}`}
       </p>
       {action.reason && <p className="mb-3">{action.reason}</p>}
-      <Facts
-        entries={[
-          ["whom to call", next.owner.replace("_", " ")],
-          [
-            "mode",
-            next.mode === "observe"
-              ? "observe: Paceline proposes and nobody acts by itself"
-              : next.mode,
-          ],
-        ]}
-      />
+      <Facts entries={[["whom to call", next.owner.replace("_", " ")]]} />
     </>
   );
 }

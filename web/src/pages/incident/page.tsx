@@ -9,6 +9,7 @@ import { StatusText, VerdictBadge } from "../../components/verdict";
 import { useKeys } from "../../lib/keys";
 import { formatAge, useNow } from "../../lib/time";
 import { JobMap } from "../../rankmap/job-map";
+import { HappenedRepair, NextRepair } from "../../repair/of-incident";
 import { incidentRoute } from "../../router";
 import { Cost } from "./cost";
 import { Involved, WhatHappened } from "./happened";
@@ -60,9 +61,11 @@ function IncidentView({ incident }: { readonly incident: Incident }) {
         <div className="grid min-w-0 gap-4">
           <Panel title="What next">
             <WhatNext next={incident.what_next} />
+            <NextRepair incident={incident} />
             <Cost cost={incident.cost} />
           </Panel>
           <Panel title="Did it happen">
+            <HappenedRepair incident={incident} />
             <Timeline incident={incident} />
           </Panel>
         </div>
