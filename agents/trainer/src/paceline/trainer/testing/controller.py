@@ -119,7 +119,8 @@ class LocalController:
     def stop(self) -> None:
         """As a killed agent: all connections end, nobody is told anything."""
         self._stop.set()
-        self._thread.join(10)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(10)
         self._listener.close()
         for channel in self._channels.values():
             channel.close()

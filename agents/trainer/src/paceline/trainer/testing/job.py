@@ -156,6 +156,11 @@ class RepairJob:
             **(environment or {}),
         }
 
+    @property
+    def name(self) -> str:
+        """Its job id."""
+        return self._environment["PACELINE_JOB_ID"]
+
     def __enter__(self) -> "RepairJob":
         self.start()
         return self
@@ -216,10 +221,12 @@ class RepairJob:
         ).start()
 
     def open_gate(self) -> None:
-        """Wait until all standbys are warm, then let the ranks begin; later calls do nothing."""
+        """Wait until all standbys are warm, then let the ranks begin; later calls do nothing. Where the job
+        has no controller somebody else has to know when they are warm."""
         gate = self.folder / "gate"
         if not gate.exists():
-            self.await_standbys()
+            if self._has_controller:
+                self.await_standbys()
             gate.touch()
 
     def await_standbys(self, number: int | None = None, timeout_s: float = 60.0) -> None:
@@ -247,8 +254,7 @@ class RepairJob:
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
-        if self._has_controller:
-            self.controller.stop()
+        self.controller.stop()
         self._folder.cleanup()
 
 

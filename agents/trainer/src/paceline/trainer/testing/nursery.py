@@ -83,11 +83,13 @@ def _run_program(command: Sequence[str]) -> int:
 
 
 def _fork_supervisor(request: Mapping[str, Any]) -> int:
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
+        die_with(parent)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
