@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from paceline.lab.repair.crew import all_ended, job_environment
+from paceline.lab.repair.registry import recoveries_of, standbys_ready, state_of
 from paceline.remediator.app import RemediatorApp
 from paceline.remediator.settings import RemediatorSettings
 from paceline.runtime.app import App
@@ -29,7 +31,7 @@ def make_job(nursery: Any, folder: Path) -> Iterator[Callable[..., RepairJob]]:
     jobs: list[RepairJob] = []
 
     def make(*faults: Fault, standbys: int = 1) -> RepairJob:
-        environment = {"PACELINE_AGENT_SOCKET": str(folder / "agent.sock"), "PACELINE_ATTEMPT": "a1"}
+        environment = job_environment(folder / "agent.sock", f"test-{folder.name}")
         job = RepairJob([PROGRAM], RANKS, standbys, faults, environment, controller=False, nursery=nursery)
         jobs.append(job)
         job.start()
@@ -38,13 +40,6 @@ def make_job(nursery: Any, folder: Path) -> Iterator[Callable[..., RepairJob]]:
     yield make
     for job in jobs:
         job.close()
-        job.controller._listener.close()  # it was not started
-
-
-async def members_ready(store: Database, job: str, count: int) -> int:
-    async with store.transaction() as session:
-        rows = await RepairRepository(session).members_page([job], [], None, 100)
-    return sum(row.ready and row.role == "standby" for row in rows) if len(rows) >= count else -1
 
 
 @pytest.mark.parametrize(
@@ -65,19 +60,16 @@ async def test_a_lost_rank_is_replaced_through_the_topics(
     remediator = RemediatorApp(settings)
     await remediator.start()
     job = make_job(fault)
-    name = job._environment["PACELINE_JOB_ID"]
+    name = job.name
     try:
-        await eventually(lambda: has(members_ready(store, name, RANKS + 1), 1), deadline_s=WAIT_S)
-        (job.folder / "gate").touch()
-        await eventually(lambda: has(state_of_any(store, name), "resumed"), deadline_s=WAIT_S)
-        await eventually(
-            lambda: all(process.poll() is not None for process in job.processes), deadline_s=WAIT_S
-        )
+        await eventually(lambda: has(standbys_ready(store, name, RANKS + 1), 1), deadline_s=WAIT_S)
+        job.open_gate()
+        await eventually(lambda: has(state_of(store, name), "resumed"), deadline_s=WAIT_S)
+        await eventually(lambda: all_ended(job), deadline_s=WAIT_S)
         same_outcomes(job.outcomes(), uninterrupted(PROGRAM, ranks=RANKS))
+        (row,) = await recoveries_of(store, name)
         async with store.transaction() as session:
-            repairs = RepairRepository(session)
-            (row,) = await repairs.recoveries([name], [], None, 10)
-            phases = await repairs.phases(row.job, row.attempt, [row.generation])
+            phases = await RepairRepository(session).phases(row.job, row.attempt, [row.generation])
         assert {phase.phase for phase in phases} >= {"rendezvous", "first_step"}
         print(
             job.fault_times(), [(p.rank, p.phase, round(p.duration_ms, 1), p.at.timestamp()) for p in phases]
@@ -87,9 +79,3 @@ async def test_a_lost_rank_is_replaced_through_the_topics(
         raise
     finally:
         await remediator.stop()
-
-
-async def state_of_any(store: Database, job: str) -> str:
-    async with store.transaction() as session:
-        row = await RepairRepository(session).newest_job(job)
-    return "" if row is None else row.state

@@ -15,7 +15,7 @@ from paceline.contracts.verdicts import (
     Verdict,
     VerdictClass,
 )
-from paceline.lab.demo.report import Outcome, Times, as_json, line_of
+from paceline.lab.demo.report import Outcome, Times, line_of
 from paceline.lab.demo.watch import Seen, Watch, is_right
 
 SUMMARY = "rank 5 never entered all_reduce round 412 of tp_1; 7 ranks wait on it through 3 communicators"
@@ -79,7 +79,7 @@ def test_only_class_and_rank_together_are_right(
 
 def test_json_of_a_run_without_a_verdict_is_not_right() -> None:
     outcome = Outcome("h2", 3, 42, 9.5, None, Times(None, None, None))
-    text = json.loads(json.dumps(as_json(outcome)))
+    text = json.loads(json.dumps(outcome.as_json()))
 
     assert text["right"] is False
     assert text["verdict"] is text["incident"] is text["webhook"] is None
@@ -89,7 +89,7 @@ def test_json_of_a_run_without_a_verdict_is_not_right() -> None:
 def test_json_of_a_good_run() -> None:
     event = _event(_verdict())
     outcome = Outcome("h1", 5, 42, 9.5, event, Times(7.25, 7.5, 7.75), "evt_1", True)
-    text = json.loads(json.dumps(as_json(outcome)))
+    text = json.loads(json.dumps(outcome.as_json()))
 
     assert text["right"] is True
     assert text["verdict"]["class"] == "H1"

@@ -12,6 +12,10 @@ FAULTS = {
     "h3": "a rank is frozen (SIGSTOP) inside a collective",
     "s1": "a rank is late every step",
 }
+REPAIRED = {
+    "kill": "a rank of a job with a warm standby is killed (SIGKILL)",
+    "hang": "a rank of a job with a warm standby is stopped (SIGSTOP)",
+}
 
 
 def add_doctor(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
@@ -48,21 +52,33 @@ def add_up(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
 
 def add_demo(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """`paceline demo`."""
-    faults = "\n".join(f"  {name}  {text}" for name, text in FAULTS.items())
+    faults = "\n".join(f"  {name}  {text}" for name, text in (FAULTS | REPAIRED).items())
     parser = subparsers.add_parser(
         "demo",
         help="a real 8-rank training job, a real fault, a verdict",
         description="Starts the platform, one node agent and a torch.distributed job of 8 gloo ranks, "
-        "injects one\nfault after a warm-up and prints the verdict. Runs until Ctrl-C.",
+        "injects one\nfault after a warm-up and prints the verdict. Runs until Ctrl-C.\n"
+        "With kill and hang the job has 4 ranks and a warm standby, and --mode auto lets the standby\n"
+        "take the place of the lost rank while the job runs.",
         epilog=f"faults:\n{faults}\n",
     )
     _add_home(parser)
-    parser.add_argument("--fault", choices=tuple(FAULTS), default="h1", help="which one (default h1)")
+    parser.add_argument("--fault", choices=(*FAULTS, *REPAIRED), default="h1", help="which one (default h1)")
+    parser.add_argument(
+        "--mode",
+        choices=("observe", "auto"),
+        default="observe",
+        help="repair of kill and hang: only propose it, or do it (default observe)",
+    )
     parser.add_argument("--rank", type=int, metavar="N", help="into which rank (default: drawn)")
     parser.add_argument("--seed", type=int, metavar="N", help="for the drawn rank (default: drawn, printed)")
-    parser.add_argument("--warmup", type=float, default=20.0, metavar="S", help="healthy seconds (20)")
+    parser.add_argument(
+        "--warmup", type=float, metavar="S", help="healthy seconds (default 20; kill and hang 3)"
+    )
     parser.add_argument("--port", type=int, metavar="N", help="port of API and console (default 8300)")
-    parser.add_argument("--once", action="store_true", help="end after the verdict; status 0 if it is right")
+    parser.add_argument(
+        "--once", action="store_true", help="end with the verdict or repair; status 0 if it is right"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     parser.set_defaults(run=run_demo)
 
@@ -88,7 +104,8 @@ def run_up(arguments: argparse.Namespace) -> int:
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    """Status 0 after an orderly stop; with --once 0 only where class and rank are right."""
+    """Status 0 after an orderly stop; with --once 0 only where class and rank are right, or, with kill and
+    hang, where the job was repaired; a job that was not is status 1 without --once as well."""
     from paceline.lab.demo.main import run
 
     return run(arguments)

@@ -12,8 +12,40 @@ from paceline.lab.processes import Child, LabError
 
 DP, PP, TP = 2, 2, 2  # as in `train`, which imports torch and is therefore not imported here
 RANKS = DP * PP * TP
+REPAIRED_RANKS = 4  # of the job that is repaired; a standby comes to them
 JOB_STOP_S = 6.0
 AGENT_STOP_S = 8.0
+
+
+class DemoAgent:
+    """`paceline agent` as a child process; its files are below `folder`, its socket has a short path."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        sockets = short_directory(folder, "run")
+        sockets.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.socket = sockets / "agent.sock"
+        self._state = folder / "agent"
+        self._child = Child("agent", folder)
+
+    @property
+    def is_running(self) -> bool:
+        return self._child.is_running
+
+    def launch(self) -> None:
+        """On the main thread, once Kafka's address is in the environment."""
+        environment = {
+            **os.environ,
+            SOCKET_VARIABLE: str(self.socket),
+            "PACELINE_AGENT_STATE_DIR": str(self._state),
+        }
+        self._child.start([sys.executable, "-m", "paceline.lab.demo.agent"], environment=environment)
+
+    def stop(self) -> None:
+        self._child.stop(timeout_s=AGENT_STOP_S)
+
+    def log_tail(self) -> str:
+        return self._child.log_tail()
 
 
 class DemoJob:
@@ -25,12 +57,9 @@ class DemoJob:
         self._home.mkdir(parents=True, exist_ok=True)
         for log in self._home.glob("*.log"):
             log.unlink()
-        sockets = short_directory(self._home, "run")
-        sockets.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.socket = sockets / "agent.sock"
         self.page: FaultPage = page_of(self._home, RANKS)
         self._ranks = Child("ranks", self._home)
-        self._agent = Child("agent", self._home)
+        self._agent = DemoAgent(self._home)
         self._step_s, self._steps = step_s, steps
         self.compile_s = 0.0  # how long the first step takes longer; set before `launch_ranks`
 
@@ -50,7 +79,7 @@ class DemoJob:
         """On the main thread; the ranks find the agent when it comes."""
         environment = {
             **os.environ,
-            SOCKET_VARIABLE: str(self.socket),
+            SOCKET_VARIABLE: str(self._agent.socket),
             "PACELINE": "0",  # the launcher is no rank; each rank attaches by itself
             "PACELINE_JOB_ID": self.job,
             "PACELINE_DEMO_FAULTS": str(self._home / "faults"),
@@ -66,13 +95,7 @@ class DemoJob:
 
     def launch_agent(self) -> None:
         """On the main thread, once Kafka's address is in the environment."""
-        environment = {
-            **os.environ,
-            SOCKET_VARIABLE: str(self.socket),
-            "PACELINE_AGENT_STATE_DIR": str(self._home / "agent"),
-        }
-        command = [sys.executable, "-m", "paceline.lab.demo.agent"]
-        self._agent.start(command, environment=environment)
+        self._agent.launch()
 
     def check(self) -> None:
         """LabError with the log where a process of the job has ended."""
@@ -95,7 +118,7 @@ class DemoJob:
     def stop(self) -> None:
         """The ranks first, so that the agent still sees their end."""
         self._ranks.stop(timeout_s=JOB_STOP_S)
-        self._agent.stop(timeout_s=AGENT_STOP_S)
+        self._agent.stop()
 
     def _tail(self) -> str:
         logs = [self._ranks.log_path, *sorted(self._home.glob("rank[0-9].log"))]

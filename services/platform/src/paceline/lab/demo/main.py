@@ -7,15 +7,17 @@ import random
 import secrets
 import sys
 import time
+from typing import Any, Protocol
 
 import httpx
 
 from paceline.contracts.events import IncidentEvent
+from paceline.lab.commands import REPAIRED
 from paceline.lab.demo.inject import inject
-from paceline.lab.demo.job import RANKS, partner_of
+from paceline.lab.demo.job import RANKS, REPAIRED_RANKS, partner_of
 from paceline.lab.demo.receiver import Receipt, Receiver
-from paceline.lab.demo.report import Outcome, Times, as_json, line_of
-from paceline.lab.demo.scene import Scene, prepare_home
+from paceline.lab.demo.report import Outcome, Times, line_of
+from paceline.lab.demo.scene import Scene, TrainingScene, prepare_home
 from paceline.lab.demo.watch import Seen, Watch, watching
 from paceline.lab.platform import api_url
 from paceline.lab.processes import LabError
@@ -23,6 +25,7 @@ from paceline.runtime.kafka import KafkaUnavailable, TopicError
 from paceline.runtime.runner import AppFailed
 from paceline.runtime.settings import KafkaSettings, SettingsError, load_settings
 
+WARMUP_S = 20.0
 DECISION_S_MAX = 60.0
 WEBHOOK_S_MAX = 20.0
 POLL_S = 0.05
@@ -31,13 +34,13 @@ POLL_S = 0.05
 class Demo:
     """What happens on the scene: warm-up, fault, verdict, webhook."""
 
-    def __init__(self, arguments: argparse.Namespace, scene: Scene) -> None:
+    def __init__(self, arguments: argparse.Namespace, scene: TrainingScene) -> None:
         self.outcome: Outcome | None = None
         self._fault: str = arguments.fault
         self._seed: int = secrets.randbelow(1 << 31) if arguments.seed is None else arguments.seed
         drawn = random.Random(self._seed).randrange(RANKS)
         self._rank: int = drawn if arguments.rank is None else arguments.rank
-        self._warmup_s: float = arguments.warmup
+        self._warmup_s: float = WARMUP_S if arguments.warmup is None else arguments.warmup
         self._once: bool = arguments.once
         self._scene = scene
         self._receiver = Receiver()
@@ -121,18 +124,51 @@ def _since(stall_ns: int, at_ns: int | None) -> float | None:
     return None if at_ns is None else round((at_ns - stall_ns) / 1e9, 3)
 
 
+class Ending(Protocol):
+    """How a demo ended."""
+
+    @property
+    def right(self) -> bool: ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+class Play(Protocol):
+    """What `run` needs of a demo."""
+
+    @property
+    def outcome(self) -> Ending | None: ...
+
+    async def act(self) -> None: ...
+
+
+def cast(arguments: argparse.Namespace) -> tuple[Scene, Play]:
+    """Scene, and what happens on it. LabError for a rank that the job has not."""
+    repairs = arguments.fault in REPAIRED
+    ranks = REPAIRED_RANKS if repairs else RANKS
+    if arguments.rank is not None and not 0 <= arguments.rank < ranks:
+        raise LabError(f"--rank {arguments.rank}: expected 0 to {ranks - 1}")
+    if not repairs and arguments.mode != "observe":
+        names = " or ".join(REPAIRED)
+        raise LabError(f"--mode {arguments.mode}: expected --fault {names}, whose job has a standby")
+    home = prepare_home(arguments.home)
+    if repairs:
+        from paceline.lab.demo.repair import Crew, RepairDemo
+
+        crew = Crew(home, ranks=ranks)
+        stage = Scene(home, crew, port=arguments.port, quiet=arguments.json)
+        return stage, RepairDemo(arguments, stage, crew)
+    scene = TrainingScene(home, port=arguments.port, quiet=arguments.json)
+    return scene, Demo(arguments, scene)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Exit status of the command; nothing that it started is left when it returns."""
     scene: Scene | None = None
-    demo: Demo | None = None
     try:
-        if arguments.rank is not None and not 0 <= arguments.rank < RANKS:
-            raise LabError(f"--rank {arguments.rank}: expected 0 to {RANKS - 1}")
-        home = prepare_home(arguments.home)
-        scene = Scene(home, port=arguments.port, quiet=arguments.json)
+        scene, play = cast(arguments)
         scene.launch()
-        demo = Demo(arguments, scene)
-        asyncio.run(scene.run(demo.act))
+        asyncio.run(scene.run(play.act))
     except (LabError, SettingsError, AppFailed, KafkaUnavailable, TopicError, httpx.HTTPError) as error:
         sys.stderr.write(f"paceline demo: {error}\n")
         return 1
@@ -141,9 +177,10 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         if scene is not None:
             scene.close()
-    outcome = demo.outcome
+    outcome = play.outcome
     if arguments.json and outcome is not None:
-        sys.stdout.write(json.dumps(as_json(outcome)) + "\n")
-    if not arguments.once:
+        sys.stdout.write(json.dumps(outcome.as_json()) + "\n")
+    if outcome is not None and outcome.right:
         return 0
-    return 0 if outcome is not None and outcome.right else 1
+    is_unrepaired = outcome is not None and arguments.fault in REPAIRED
+    return 1 if arguments.once or is_unrepaired else 0

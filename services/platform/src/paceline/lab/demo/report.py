@@ -34,34 +34,33 @@ class Outcome:
     def right(self) -> bool:
         return self.event is not None and is_right(self.event.verdict, self.fault, self.rank)
 
+    def as_json(self) -> dict[str, Any]:
+        """The last line of `--json`."""
+        event, times = self.event, self.times
+        return {
+            "fault": {"kind": self.fault, "rank": self.rank, "seed": self.seed},
+            "right": self.right,
+            "verdict": None if event is None else _verdict(event.verdict),
+            "stall_to_verdict_s": times.verdict_s,
+            "stall_to_incident_s": times.incident_s,
+            "incident": None
+            if event is None
+            else {"id": event.incident, "number": event.number, "url": event.url, "revision": event.revision},
+            "webhook": None
+            if times.webhook_s is None
+            else {
+                "id": self.webhook_id,
+                "signed": self.webhook_signed,
+                "stall_to_webhook_s": times.webhook_s,
+            },
+            "first_step_s": self.first_step_s,
+        }
+
 
 def line_of(event: IncidentEvent) -> str:
     """`H1  rank 5 never entered all_reduce round 412 of tp_1; ... -> INC-1 <url>`."""
     verdict = event.verdict
     return f"{verdict.verdict_class.value}  {verdict.summary.rstrip('.')} -> INC-{event.number} {event.url}"
-
-
-def as_json(outcome: Outcome) -> dict[str, Any]:
-    """The last line of `--json`."""
-    event, times = outcome.event, outcome.times
-    return {
-        "fault": {"kind": outcome.fault, "rank": outcome.rank, "seed": outcome.seed},
-        "right": outcome.right,
-        "verdict": None if event is None else _verdict(event.verdict),
-        "stall_to_verdict_s": times.verdict_s,
-        "stall_to_incident_s": times.incident_s,
-        "incident": None
-        if event is None
-        else {"id": event.incident, "number": event.number, "url": event.url, "revision": event.revision},
-        "webhook": None
-        if times.webhook_s is None
-        else {
-            "id": outcome.webhook_id,
-            "signed": outcome.webhook_signed,
-            "stall_to_webhook_s": times.webhook_s,
-        },
-        "first_step_s": outcome.first_step_s,
-    }
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

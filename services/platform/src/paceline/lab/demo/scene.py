@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from paceline.lab.demo.job import RANKS, DemoJob
 from paceline.lab.platform import API_PORT, LocalPlatform, free_port
@@ -42,10 +43,20 @@ def prepare_home(declared: Path | None) -> Path:
     return home
 
 
+class Cast(Protocol):
+    """The processes beside the platform: ranks and their agent."""
+
+    def launch_ranks(self) -> None: ...
+
+    def launch_agent(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class Scene:
     """`launch`, then `run(act)` in an event loop, then `close` whatever happened."""
 
-    def __init__(self, home: Path, *, port: int | None = None, quiet: bool = False) -> None:
+    def __init__(self, home: Path, cast: Cast, *, port: int | None = None, quiet: bool = False) -> None:
         self.stop = asyncio.Event()
         self.started_ns = time.monotonic_ns() - int(own_age_s() * 1e9)
         chosen = free_port(API_PORT) if port is None else port or free_port(0)
@@ -54,7 +65,7 @@ class Scene:
         self.platform.export("PACELINE_NOTIFIER_ALLOWED_NETWORKS", "127.0.0.1/32")
         if LAG_FLOOR_VARIABLE not in os.environ:
             self.platform.export(LAG_FLOOR_VARIABLE, str(LAG_FLOOR_MS))
-        self.job = DemoJob(home, f"{JOB}-{secrets.token_hex(4)}")
+        self._cast = cast
         self._quiet = quiet
 
     def say(self, line: str) -> None:
@@ -65,13 +76,13 @@ class Scene:
 
     def launch(self) -> None:
         """Everything that takes seconds, side by side; on the main thread."""
-        self.job.launch_ranks()
+        self._cast.launch_ranks()
         self.platform.launch(fresh=True)
-        self.job.launch_agent()
+        self._cast.launch_agent()
 
     def close(self) -> None:
         """Nothing that was started is left; may be called in any state."""
-        self.job.stop()
+        self._cast.stop()
         self.platform.stop()
 
     async def run(self, act: Act) -> None:
@@ -105,6 +116,20 @@ class Scene:
         await self.platform.wait_ready(apps)
         await act()
 
+    def say_console(self) -> None:
+        """Where to look at it."""
+        self.say(
+            f"console   {self.platform.url}  token {self.platform.token}  (up after {own_age_s():.1f} s)"
+        )
+
+
+class TrainingScene(Scene):
+    """With the demo's eight ranks."""
+
+    def __init__(self, home: Path, *, port: int | None = None, quiet: bool = False) -> None:
+        self.job = DemoJob(home, f"{JOB}-{secrets.token_hex(4)}")
+        super().__init__(home, self.job, port=port, quiet=quiet)
+
     async def wait_for_first_step(self) -> float:
         """Seconds from the start of this process to the first step of all ranks."""
         deadline = time.monotonic() + FIRST_STEP_S_MAX
@@ -115,9 +140,7 @@ class Scene:
             await asyncio.sleep(POLL_S)
         seconds = round((self.job.first_step_ns() - self.started_ns) / 1e9, 3)
         self.say(f"job       {self.job.job}, {RANKS} ranks, first healthy step after {seconds:.1f} s")
-        self.say(
-            f"console   {self.platform.url}  token {self.platform.token}  (up after {own_age_s():.1f} s)"
-        )
+        self.say_console()
         return seconds
 
     async def let_train(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ from paceline.contracts.events import EventType
 from paceline.lab.demo.faults import Command, Word
 from paceline.lab.demo.job import RANKS
 from paceline.lab.demo.report import line_of
-from paceline.lab.demo.scene import Scene, prepare_home
+from paceline.lab.demo.scene import TrainingScene, prepare_home
 from paceline.lab.demo.watch import Watch, watching
 from paceline.lab.processes import LabError
 from paceline.runtime.kafka import KafkaUnavailable, TopicError
@@ -36,7 +36,7 @@ POLL_S = 0.1
 class Soak:
     """`result` holds what was seen."""
 
-    def __init__(self, scene: Scene, minutes: float, rank: int) -> None:
+    def __init__(self, scene: TrainingScene, minutes: float, rank: int) -> None:
         self.result: dict[str, object] = {}
         self._scene = scene
         self._seconds = minutes * 60
@@ -111,9 +111,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rank", type=int, default=3, choices=range(RANKS))
     arguments = parser.parse_args(argv)
-    scene: Scene | None = None
+    scene: TrainingScene | None = None
     try:
-        scene = Scene(prepare_home(arguments.home), port=0, quiet=True)
+        scene = TrainingScene(prepare_home(arguments.home), port=0, quiet=True)
         scene.job.compile_s = COMPILE_S
         scene.launch()
         soak = Soak(scene, arguments.minutes, arguments.rank)
