@@ -28,6 +28,7 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
     "sim_verdict": ["tests/bench/sim_verdict.py", "--runs", "12", "--at", "30", "--json"],
     "judge": ["-m", "tests.bench.judge"],
     "recovery": ["tests/bench/recovery.py"],
+    "repair_platform": ["-m", "tests.bench.repair_platform"],
     "planned_switch": ["-m", "tests.bench.planned_switch"],
     **{
         f"demo_{fault}": ["-m", "paceline.contracts.cli", "demo", "--fault", fault, "--once", "--json"]
