@@ -26,12 +26,15 @@ def command(kind: CommandKind, at_s: float, generation: int = 1, **arguments: st
     return Seen(FAULT_S + at_s, told)
 
 
-def report(at_s: float, rank: int, phase: RecoveryPhase | None = None, generation: int = 1) -> Seen:
-    told = RecoveryReport(
+def said(at_s: float, rank: int, phase: RecoveryPhase | None = None, generation: int = 1) -> RecoveryReport:
+    return RecoveryReport(
         "rep", ReportKind.PHASE, "n", "job", "a1", f"m{rank}", rank, generation, FAULT_S + at_s, phase=phase,
         duration_ms=10.0 * (rank + 1), step=40, replayed=1,
     )  # fmt: skip
-    return Seen(FAULT_S + at_s, told)
+
+
+def report(at_s: float, rank: int, phase: RecoveryPhase, generation: int = 1) -> Seen:
+    return Seen(FAULT_S + at_s, said(at_s, rank, phase, generation))
 
 
 def told_by_all(begin_s: float, generation: int = 1) -> list[Seen]:
@@ -89,9 +92,7 @@ def test_phases_of_a_generation_that_failed_do_not_count_for_the_next_one() -> N
 
 
 def test_a_stop_is_fenced_by_the_answer_to_its_order_and_an_earlier_record_is_no_part_of_it() -> None:
-    answer = replace(
-        report(4.3, 2).value, kind=ReportKind.RESULT, command="cmd-fence", outcome=OrderOutcome.DONE
-    )
+    answer = replace(said(4.3, 2), kind=ReportKind.RESULT, command="cmd-fence", outcome=OrderOutcome.DONE)
     seen = [
         health(HealthKind.PROCESS_EXIT, -5.0),
         health(HealthKind.PROCESS_FROZEN, 0.5),

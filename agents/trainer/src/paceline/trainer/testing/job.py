@@ -23,6 +23,7 @@ RESULTS_VARIABLE = "PACELINE_TEST_RESULTS"  # folder in which `testing.record` w
 JOB_S_MAX = 120.0
 FAULT_TIMES = "fault-times"
 OUTPUT_CHARACTERS = 4000
+NURSERY_S_MAX = 10.0  # to end
 
 
 class Process(Protocol):
@@ -58,7 +59,11 @@ class Nursery:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        try:
+            self._process.wait(NURSERY_S_MAX)
+        except subprocess.TimeoutExpired:  # it may still import torch
+            self._process.kill()
+            self._process.wait()
         self._process.stdout.close()
 
     def start(self, log: Path, environment: Mapping[str, str], words: Sequence[str]) -> "Nursling":

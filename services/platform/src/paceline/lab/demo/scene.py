@@ -82,8 +82,10 @@ class Scene:
 
     def close(self) -> None:
         """Nothing that was started is left; may be called in any state."""
-        self._cast.stop()
-        self.platform.stop()
+        try:
+            self._cast.stop()
+        finally:
+            self.platform.stop()
 
     async def run(self, act: Act) -> None:
         """Services up and ready, then `act`; ends with it, or with Ctrl-C, SIGTERM or SIGHUP."""

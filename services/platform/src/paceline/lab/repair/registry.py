@@ -18,8 +18,11 @@ POLL_S = 0.1
 class Spell(Protocol):
     """A time during which something was under way; it still is while `ended_at` is None."""
 
-    started_at: datetime
-    ended_at: datetime | None
+    @property
+    def started_at(self) -> datetime: ...
+
+    @property
+    def ended_at(self) -> datetime | None: ...
 
 
 async def standbys_ready(store: Database, job: str, supervisors: int) -> int:
