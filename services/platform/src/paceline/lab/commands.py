@@ -52,7 +52,7 @@ def add_up(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
 
 def add_demo(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     """`paceline demo`."""
-    faults = "\n".join(f"  {name}  {text}" for name, text in (FAULTS | REPAIRED).items())
+    faults = "\n".join(f"  {name:4}  {text}" for name, text in (FAULTS | REPAIRED).items())
     parser = subparsers.add_parser(
         "demo",
         help="a real 8-rank training job, a real fault, a verdict",

@@ -153,7 +153,8 @@ def cast(arguments: argparse.Namespace) -> tuple[Scene, Play]:
         raise LabError(f"--mode {arguments.mode}: expected --fault {names}, whose job has a standby")
     home = prepare_home(arguments.home)
     if repairs:
-        from paceline.lab.demo.repair import Crew, RepairDemo
+        from paceline.lab.demo.repair import RepairDemo
+        from paceline.lab.repair.crew import Crew
 
         crew = Crew(home, ranks=ranks)
         stage = Scene(home, crew, port=arguments.port, quiet=arguments.json)
