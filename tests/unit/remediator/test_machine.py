@@ -455,6 +455,37 @@ class TestPlanned:
         assert rig.sent[-1].kind is CommandKind.CANCEL
         assert rig.job.state is RepairState.HEALTHY
 
+    def switch(self, rig: Rig) -> None:
+        self.start(rig)
+        for name in ("m0", "m1", "m2", "m3", "s1"):
+            rig.answer(name)
+        assert rig.sent[-1].kind is CommandKind.SWITCH
+
+    def test_a_step_may_take_longer_than_a_rendezvous(self, rig: Rig) -> None:
+        self.switch(rig)
+        rig.tick(60)
+        assert rig.sent[-1].kind is CommandKind.SWITCH
+        assert closed(rig.finish()).status is ActionStatus.SUCCEEDED
+
+    def test_a_switch_of_which_nothing_is_seen_is_taken_back_and_nobody_is_killed(self, rig: Rig) -> None:
+        self.switch(rig)
+        assert closed(rig.tick(301)).status is ActionStatus.ROLLED_BACK
+        assert rig.sent[-1].kind is CommandKind.CANCEL
+        assert CommandKind.FENCE not in {order.kind for order in rig.sent}
+
+    def test_a_switch_that_all_have_called_off_is_rolled_back(self, rig: Rig) -> None:
+        self.switch(rig)
+        step = rig.answer("m1", OrderOutcome.REFUSED, "cancelled: somebody cannot switch")
+        assert closed(step).status is ActionStatus.ROLLED_BACK
+        assert CommandKind.FENCE not in {order.kind for order in rig.sent}
+
+    def test_a_state_that_did_not_arrive_is_a_loss_as_any(self, rig: Rig) -> None:
+        self.switch(rig)
+        rig.phase("m0", RecoveryPhase.RENDEZVOUS)
+        rig.answer("m2", OrderOutcome.FAILED, "TransferFailed: the joiner has not taken the state")
+        assert rig.sent[-1].kind is CommandKind.FENCE
+        assert rig.sent[-1].members == ("m2",)
+
     def test_a_death_while_it_is_prepared_is_repaired(self, rig: Rig) -> None:
         self.start(rig)
         step = rig.kill("m2")

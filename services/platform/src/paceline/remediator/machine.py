@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from paceline.contracts.recovery import OrderOutcome, RecoveryPhase
-from paceline.contracts.repair import ActionStatus, RepairState
+from paceline.contracts.repair import ActionStatus, RepairKind, RepairState
 from paceline.remediator.model import (
     HANDLED_MAX,
     Action,
@@ -105,7 +105,8 @@ def _answered(job: JobRepair, event: OrderAnswer, world: World) -> Step:
         if not _is_of_present_try(action, event):
             return Step(job, (), Reason.OLD_GENERATION)
         return _done(replace(job, action=done), done, world)
-    if job.state is RepairState.PREPARING:
+    is_called_off = action.kind is RepairKind.PLANNED_SWAP and event.outcome is OrderOutcome.REFUSED
+    if job.state is RepairState.PREPARING or (is_called_off and not action.reached):
         return roll_back(job, action, world, Reason.ROLLED_BACK)
     if event.outcome is OrderOutcome.LOST or event.message.startswith(LOST_PREFIX):
         action = replace(action, message=f"{event.message}; {action.message}"[:1000])

@@ -263,12 +263,12 @@ def _order_rebuild(job: JobRepair, action: Action, world: World, reason: Reason)
     kind = kinds.get(action.kind, CommandKind.REBUILD)
     # Whoever leaves hears it as well: its supervisor would wait for an order, and then end the job.
     names = tuple(dict.fromkeys(seat.member for seat in (*action.seats, *action.leavers)))
-    order = SendOrder(
-        kind, names, action.generation, action.attempt_no, limits.rebuild_s, _group(action, world)
-    )
+    # A switch waits for the end of a step, of which nobody here knows how long it takes.
+    valid_s = limits.prepare_s if kind is CommandKind.SWITCH else limits.rebuild_s
+    order = SendOrder(kind, names, action.generation, action.attempt_no, valid_s, _group(action, world))
     action = replace(
         action, status=ActionStatus.DISPATCHED, reason=reason, done=(), reached=(), stepped=(),
-        deadline_s=world.now_s + limits.rebuild_s,
+        deadline_s=world.now_s + valid_s,
     )  # fmt: skip
     return Step(replace(job, state=RepairState.REBUILDING, action=action), (order,), reason)
 
@@ -352,6 +352,8 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
         return rebuild_without(job, replace(action, lost_since_s=0.0), lost, world)
     if not late:
         return Step(job, (), Reason.NOTHING_DUE)
+    if action.kind is RepairKind.PLANNED_SWAP and not action.reached:
+        return roll_back(job, action, world, Reason.EXPIRED)  # nobody has switched, and the leaver is healthy
     # Stopped meanwhile, and that is why it has not come; most of them together are a job that is paused.
     missing = [
         seat for seat in action.seats if seat.member in job.frozen and seat.member not in action.reached
