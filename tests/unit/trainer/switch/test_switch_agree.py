@@ -6,7 +6,14 @@ import struct
 
 import pytest
 
-from paceline.trainer.switch.agree import VOTERS_MAX, Ballot, Decision, Preparing
+from paceline.trainer.switch.agree import (
+    NO_BOUNDARY,
+    VOTERS_MAX,
+    Ballot,
+    Decision,
+    Preparing,
+    agreed_boundary,
+)
 
 
 def float32(value: float) -> float:
@@ -43,3 +50,16 @@ def test_a_sum_that_votes_cannot_give_never_switches(total: float) -> None:
 def test_voters_are_bounded(voters: int) -> None:
     with pytest.raises(ValueError, match="voters"):
         Ballot(voters)
+
+
+def test_a_boundary_that_all_can_reach_or_none() -> None:
+    draw = random.Random(1)
+    for _ in range(500):
+        proposals = [draw.randint(-1 if draw.random() < 0.1 else 0, 50) for _ in range(draw.randint(1, 16))]
+        agreed = agreed_boundary(proposals)
+        if NO_BOUNDARY in proposals:
+            assert agreed == NO_BOUNDARY
+        else:
+            assert agreed in proposals
+            assert all(agreed >= each for each in proposals)
+    assert agreed_boundary([]) == NO_BOUNDARY

@@ -5,9 +5,11 @@ Ranks that polled a store instead could read it before and after the last one is
 different steps (docs/adr/0045-planned-switch.md).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+NO_BOUNDARY = -1  # of a participant that cannot switch, and of an agreement that has none
 VOTERS_MAX = 1 << 24  # whole numbers up to this are exact in float32, in which votes travel
 
 
@@ -53,3 +55,9 @@ class Ballot:
         if total > self.voters:
             return Decision.UNREADABLE
         return Decision.SWITCH if total == self.voters else Decision.GO_ON
+
+
+def agreed_boundary(proposals: Sequence[int]) -> int:
+    """The step at whose end all can switch, of the first one that each can reach; NO_BOUNDARY where one of
+    them cannot switch at all. Whoever has proposed a step does not pass it before the agreement is known."""
+    return NO_BOUNDARY if not proposals or min(proposals) < 0 else max(proposals)

@@ -37,20 +37,18 @@ def manifest_of(tensors: Mapping[str, Any]) -> bytes:
     return json.dumps(rows, separators=(",", ":")).encode()
 
 
-class Transfer:
-    """One end; `limit_s` bounds every single send and receive."""
+class Pair:
+    """One end of a group of two; `limit_s` bounds every single send and receive.
 
-    def __init__(self, group: Any, place: int, tensors: Mapping[str, Any], limit_s: float) -> None:
+    `manifest`: JSON rows [name, ...] of what the leaver has to give and the joiner has room for.
+    """
+
+    def __init__(self, group: Any, place: int, manifest: bytes, limit_s: float) -> None:
         self._torch = importlib.import_module("torch")
         self._group = group
         self._peer = 1 - place
         self._limit = timedelta(seconds=limit_s)
-        self._tensors = [tensor for _, tensor in sorted(tensors.items())]
-        self._manifest = manifest_of(tensors)
-
-    @property
-    def payload_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
+        self._manifest = manifest
 
     # while training goes on
 
@@ -69,53 +67,24 @@ class Transfer:
         if theirs != mine:
             raise PrepareFailed(_difference(theirs, mine))
 
-    # in the switch
-
-    def hand_over(self, step: int) -> int:
-        """Send the state after `step`; the bytes sent. The tensors must not change meanwhile."""
-        self._send(MAGIC, _STATE, step)
-        works = [self._group.send([view], self._peer, 0) for view in self._views()]
-        sums = b"".join(_checksum(view) for view in self._views())  # while the bytes are under way
-        trailer = self._bytes_tensor(sums or b"-")
-        for work in (*works, self._group.send([trailer], self._peer, 0)):
-            work.wait(self._limit)
-        return self.payload_bytes
-
     def cancel(self) -> None:
         """Tell the joiner that it does not take place."""
         self._send(MAGIC, _CANCEL, -1)
 
-    def take_over(self, wait_s: float) -> int:
-        """Receive the state; the step after which it was taken. SwitchCancelled, TransferFailed."""
+    def await_state(self, wait_s: float) -> int:
+        """The leaver's word: the step after which its state was taken. SwitchCancelled, TransferFailed."""
         magic, kind, step = (int(value) for value in self._receive(3, timedelta(seconds=wait_s)))
         if magic != MAGIC or kind not in (_STATE, _CANCEL):
             raise TransferFailed(f"unknown message {magic:#x} of kind {kind} from the leaver")
         if kind == _CANCEL:
             raise SwitchCancelled("the leaver says that the switch does not take place")
-        views = self._views()
-        works = [self._group.recv([view], self._peer, 0) for view in views]
-        sums = []
-        for work, view in zip(works, views, strict=True):
-            work.wait(self._limit)
-            sums.append(_checksum(view))
-        theirs = self._torch.zeros(max(1, len(views) * DIGEST_BYTES), dtype=self._torch.uint8)
-        self._group.recv([theirs], self._peer, 0).wait(self._limit)
-        sent = bytes(memory_of(theirs))
-        bad = [
-            at for at, mine in enumerate(sums) if sent[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES] != mine
-        ]
-        if bad:
-            raise TransferFailed(
-                f"{len(bad)} of {len(views)} tensors arrived damaged; nothing of them may be used"
-            )
         return step
 
-    # raw pieces
+    def announce(self, step: int) -> None:
+        """The state after `step` follows."""
+        self._send(MAGIC, _STATE, step)
 
-    def _views(self) -> list[Any]:
-        return [
-            tensor.detach().reshape(-1).view(self._torch.uint8) for tensor in self._tensors if tensor.numel()
-        ]
+    # raw pieces
 
     def _send(self, *values: int) -> None:
         self._group.send([self._torch.tensor(values, dtype=self._torch.int64)], self._peer, 0).wait(
@@ -143,6 +112,56 @@ class Transfer:
         tensor = self._torch.zeros(size, dtype=self._torch.uint8)
         self._group.recv([tensor], self._peer, 0).wait(self._limit)
         return bytes(memory_of(tensor))
+
+
+class Transfer(Pair):
+    """Of the tensors themselves, from and into their own memory."""
+
+    def __init__(self, group: Any, place: int, tensors: Mapping[str, Any], limit_s: float) -> None:
+        super().__init__(group, place, manifest_of(tensors), limit_s)
+        self._tensors = [tensor for _, tensor in sorted(tensors.items())]
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
+
+    # in the switch
+
+    def hand_over(self, step: int) -> int:
+        """Send the state after `step`; the bytes sent. The tensors must not change meanwhile."""
+        self.announce(step)
+        works = [self._group.send([view], self._peer, 0) for view in self._views()]
+        sums = b"".join(_checksum(view) for view in self._views())  # while the bytes are under way
+        trailer = self._bytes_tensor(sums or b"-")
+        for work in (*works, self._group.send([trailer], self._peer, 0)):
+            work.wait(self._limit)
+        return self.payload_bytes
+
+    def take_over(self, wait_s: float) -> int:
+        """Receive the state; the step after which it was taken. SwitchCancelled, TransferFailed."""
+        step = self.await_state(wait_s)
+        views = self._views()
+        works = [self._group.recv([view], self._peer, 0) for view in views]
+        sums = []
+        for work, view in zip(works, views, strict=True):
+            work.wait(self._limit)
+            sums.append(_checksum(view))
+        theirs = self._torch.zeros(max(1, len(views) * DIGEST_BYTES), dtype=self._torch.uint8)
+        self._group.recv([theirs], self._peer, 0).wait(self._limit)
+        sent = bytes(memory_of(theirs))
+        bad = [
+            at for at, mine in enumerate(sums) if sent[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES] != mine
+        ]
+        if bad:
+            raise TransferFailed(
+                f"{len(bad)} of {len(views)} tensors arrived damaged; nothing of them may be used"
+            )
+        return step
+
+    def _views(self) -> list[Any]:
+        return [
+            tensor.detach().reshape(-1).view(self._torch.uint8) for tensor in self._tensors if tensor.numel()
+        ]
 
 
 def _checksum(view: Any) -> bytes:
