@@ -40,6 +40,7 @@ LAST_WORDS_S = 0.5
 TICK_S = 1.0
 DYING_S = 3.0  # that a process with an uncaught exception may take to end
 NO_RANK = -1
+PASSED_MAX = 16  # orders that a child has not answered
 STANDBY_STARTS_MAX = 4  # of a standby that fails without a seat, in doubling pauses
 STANDBY_PAUSE_S = 1.0  # the first of them, at least
 Start = Callable[
@@ -83,6 +84,7 @@ class Supervisor:
         self._lifted = False  # the newest generation goes without leases
         self._kill_at_s: float | None = None
         self._fences: list[tuple[Order, float]] = []  # and when each is given up
+        self._passed: dict[str, Order] = {}  # orders that the child carries out and has not answered
         self._ends = False  # with the child: nothing comes after it
         self._wanted: int | None = None  # status to end with, whatever the child's is
         self._status: int | None = None
@@ -180,7 +182,12 @@ class Supervisor:
         elif isinstance(message, ChildDying):
             self._kill_at_s = self._clock() + DYING_S
         elif isinstance(message, OrderResult) and self._book.knows(message.id):
-            self._link.send(self._book.finish(message.id, message.outcome, message.message))
+            order = self._passed.pop(message.id, None)
+            if order is not None and order.kind is OrderKind.SWITCH and message.outcome is OrderOutcome.DONE:
+                self._switched(order)
+            self._link.send(
+                self._book.finish(message.id, message.outcome, message.message, message.generation)
+            )
         elif isinstance(message, (PhaseReport, ChildError)):
             self._link.send(message)
 
@@ -196,6 +203,10 @@ class Supervisor:
         for order, _ in self._fences:
             self._answer(order, OrderOutcome.DONE, f"the process ended with {child.code}")
         self._fences.clear()
+        for order in list(self._passed.values()):
+            # Whoever waits for the others in a switch calls it off, or has switched and loses a rank.
+            self._answer(order, OrderOutcome.REFUSED, f"the process ended with {child.code}")
+        self._passed.clear()
         child.close()
         self._child = None
         if self._ends or child.code == 0:
@@ -258,10 +269,26 @@ class Supervisor:
         elif self._child is None:
             self._answer(order, OrderOutcome.REFUSED, "the training process is gone")
         else:
+            while len(self._passed) >= PASSED_MAX:
+                del self._passed[next(iter(self._passed))]
+            self._passed[order.id] = order
             self._child.channel.send(encode_recovery(order))
 
     def _answer(self, order: Order, outcome: OrderOutcome, message: str) -> None:
-        self._link.send(self._book.finish(order.id, outcome, message))
+        self._link.send(self._book.finish(order.id, outcome, message, order.generation))
+
+    def _switched(self, order: Order) -> None:
+        """The child is in the new generation, or has left its place to another one."""
+        self._book.enter(order)
+        try:
+            members = parse_members(order.arguments.get("members", ""))
+        except RecoveryMessageError as error:
+            self._say(f"the members of a switch cannot be read: {error}")
+            return
+        if any(one.member == self._settings.member for one in members):
+            self._seated, self._fresh_starts = True, 0
+        else:
+            self._retire()
 
     def _fence(self, order: Order) -> None:
         pid, start = order.arguments.get("pid", ""), order.arguments.get("pid_start", "")
@@ -300,6 +327,12 @@ class Supervisor:
         if self._child is not None and self._state.rank < 0:
             self._answer(order, OrderOutcome.DONE, "stands by still")
             return
+        self._retire()
+        self._answer(order, OrderOutcome.DONE, "left: the new generation is without this member")
+
+    def _retire(self) -> None:
+        """End what is left of the child; a fresh one stands by later."""
+        self._seated = False
         self._join = None
         if self._settings.respawn_s is not None:
             self._respawn_at_s = self._clock() + self._settings.respawn_s
@@ -309,7 +342,6 @@ class Supervisor:
             self._ends, self._wanted = True, 0
         if self._child is not None:
             self._child.send_signal(signal.SIGKILL)
-        self._answer(order, OrderOutcome.DONE, "left: the new generation is without this member")
 
     def _join_cold(self, order: Order, mine: Member, world_size: int) -> None:
         self._join = order

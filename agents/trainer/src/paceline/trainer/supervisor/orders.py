@@ -52,9 +52,18 @@ class OrderBook:
         self._keep(order.id, None)
         return Judgement(Verdict.ACCEPT, "it is new and of the newest generation")
 
-    def finish(self, order_id: str, outcome: OrderOutcome, message: str) -> OrderResult:
-        """The result of an order, kept for whoever asks again."""
-        result = OrderResult(order_id, self._member, outcome, message[:900], self.generation)
+    def enter(self, order: Order) -> None:
+        """A switch has taken place: nothing of an older generation is obeyed any more."""
+        self.generation, self.attempt_no = max(
+            (self.generation, self.attempt_no), (order.generation, order.attempt_no)
+        )
+
+    def finish(self, order_id: str, outcome: OrderOutcome, message: str, generation: int = 0) -> OrderResult:
+        """The result of an order of `generation`, kept for whoever asks again; it names the newest one known.
+
+        An order that only prepares a generation is answered before anybody is in it."""
+        newest = max(self.generation, generation)
+        result = OrderResult(order_id, self._member, outcome, message[:900], newest)
         self._keep(order_id, result)
         return result
 
