@@ -14,7 +14,7 @@ def main() -> int:
     what = sys.argv[1]
     if what == "exit":
         return int(sys.argv[2])
-    control = open_control(os.environ, lambda order: None)
+    control = open_control(os.environ, lambda order: None, lambda order: None)
     assert control is not None
     control.start()
     role = os.environ[ROLE_VARIABLE]

@@ -109,10 +109,18 @@ class Protector:
     def generation(self) -> int:
         return self._generation.number if self._generation is not None else NEVER
 
-    def join(self, identity: ShardIdentity, members: Sequence[Member], key: bytes, generation: int) -> None:
+    def join(
+        self,
+        identity: ShardIdentity,
+        members: Sequence[Member],
+        key: bytes,
+        generation: int,
+        held: int | None = None,
+    ) -> None:
         """Enter a generation: from now on copies go to its ring, and older ones are refused.
 
-        A standby gets its identity here. Copies that this rank has are offered to the new ring again.
+        A standby gets its identity here. Copies that this rank has are offered to the new ring again. `held`:
+        the step of which every member has a copy of its own, where it is not that of the last restore.
         """
         if generation <= self.generation:
             raise ValueError(f"generation {generation} is not newer than {self.generation}")
@@ -121,8 +129,9 @@ class Protector:
         self._behind = self._differs = ""
         self._peers.clear()
         restored = self.history[-1][1] if self.history else NEVER
+        held = restored if held is None else held
         current = Generation(
-            identity, members, key, generation, self.kept, self._note_commit, restored, self._compare
+            identity, members, key, generation, self.kept, self._note_commit, held, self._compare
         )
         self._generation = self._server.generation = current
         current.start()

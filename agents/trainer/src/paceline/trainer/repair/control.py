@@ -25,7 +25,8 @@ from paceline.trainer.supervisor.local import ChildDying, ChildState, encode_fro
 
 log = logging.getLogger("paceline")
 TICK_S = 0.5
-RESULTS_MAX = 64
+EPOCHS_OF_A_GENERATION = 1000
+PLANNED = (OrderKind.PREPARE, OrderKind.SWITCH, OrderKind.CANCEL)
 Epoch = tuple[int, int]  # generation and attempt within it, which only grow
 
 
@@ -37,11 +38,13 @@ class Control:
         channel: Channel,
         member: str,
         on_order: Callable[[Order], None],
+        on_planned: Callable[[Order], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._channel = channel
         self.member = member
         self._on_order = on_order
+        self._on_planned = on_planned
         self._clock = clock
         self._changed = threading.Condition()
         self._newest: Order | None = None
@@ -65,16 +68,24 @@ class Control:
         order = self._newest
         return order if order is not None and epoch_of(order) > after else None
 
-    def await_newer(self, after: Epoch, timeout_s: float) -> Order | None:
-        """As `newest`, waiting for it; None after `timeout_s` or where the supervisor is gone."""
+    def await_newer(
+        self, after: Epoch, timeout_s: float, unless: Callable[[], bool] = lambda: False
+    ) -> Order | None:
+        """As `newest`, waiting for it; None after `timeout_s`, where the supervisor is gone, and where
+        `unless` holds, which is looked at after each `wake`."""
         until = self._clock() + timeout_s
         with self._changed:
-            while (order := self.newest(after)) is None and not self._lost:
+            while (order := self.newest(after)) is None and not self._lost and not unless():
                 left = until - self._clock()
                 if left <= 0:
                     return None
                 self._changed.wait(min(left, TICK_S))
             return order
+
+    def wake(self) -> None:
+        """Whoever waits for an order looks again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def tell(self, message: FromSupervisor) -> None:
         """Hand a message to the supervisor; dropped where it does not read."""
@@ -136,6 +147,9 @@ class Control:
                 self._take(message)
 
     def _take(self, order: Order) -> None:
+        if order.kind in PLANNED:
+            self._take_planned(order)
+            return
         if order.kind not in (OrderKind.REBUILD, OrderKind.RETRY):
             self.answer(order, OrderOutcome.REFUSED, f"{order.kind.value} is not supported by this session")
             return
@@ -149,12 +163,26 @@ class Control:
         except Exception as error:
             log.warning("the end of the old generation could not be told: %r", error)
 
+    def _take_planned(self, order: Order) -> None:
+        try:
+            self._on_planned(order)
+        except Exception as error:
+            log.warning("order %s could not be begun: %r", order.kind.value, error)
+            self.answer(order, OrderOutcome.FAILED, f"{type(error).__name__}: {error}")
+
 
 def epoch_of(order: Order) -> Epoch:
     return order.generation, order.attempt_no
 
 
-def open_control(environment: Mapping[str, str], on_order: Callable[[Order], None]) -> Control | None:
+def number_of(epoch: Epoch) -> int:
+    """Generation and attempt as one number that only grows."""
+    return epoch[0] * EPOCHS_OF_A_GENERATION + max(0, epoch[1])
+
+
+def open_control(
+    environment: Mapping[str, str], on_order: Callable[[Order], None], on_planned: Callable[[Order], None]
+) -> Control | None:
     """The control link of this process; None where no supervisor started it."""
     text = environment.get(FD_VARIABLE, "")
     if not text.isdigit():
@@ -165,4 +193,4 @@ def open_control(environment: Mapping[str, str], on_order: Callable[[Order], Non
     except OSError as error:
         log.warning("%s=%s is no socket of a supervisor (%s); nothing is repaired", FD_VARIABLE, text, error)
         return None
-    return Control(Channel(sock), environment.get(MEMBER_VARIABLE, "unnamed"), on_order)
+    return Control(Channel(sock), environment.get(MEMBER_VARIABLE, "unnamed"), on_order, on_planned)

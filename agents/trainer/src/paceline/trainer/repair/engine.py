@@ -1,11 +1,8 @@
 """Runs the steps of one training process and repairs what interrupts them; all in the training thread."""
 
 import logging
-import socket
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline.contracts.recovery import (
@@ -20,31 +17,20 @@ from paceline.trainer.groups import Groups, RebuildFailed, host_store
 from paceline.trainer.groups.errors import first_line
 from paceline.trainer.protection import FallbackRequired, NotSettled, RestoreReport
 from paceline.trainer.repair.building import Superseded, build
-from paceline.trainer.repair.control import Control, Epoch, epoch_of, open_control
+from paceline.trainer.repair.control import Control, Epoch, epoch_of, number_of
 from paceline.trainer.repair.errors import NotRepaired, transient_reason
-from paceline.trainer.repair.place import follows_rank, support_of
 from paceline.trainer.repair.points import Point, reach
 from paceline.trainer.repair.protecting import Protection
-from paceline.trainer.repair.wiring import Wiring, wiring
-from paceline.trainer.settings import is_disabled
-from paceline.trainer.supervisor import FD_VARIABLE
+from paceline.trainer.repair.switching import Hooks, Switching
+from paceline.trainer.repair.wiring import Wiring
 from paceline.trainer.supervisor.local import ChildState
-from paceline.trainer.supervisor.settings import DOMAIN_VARIABLE, WAIT_VARIABLE
 
 log = logging.getLogger("paceline")
 SANDBOX_STEPS = 2  # DDP builds its buckets anew in the second one; fewer would hang the first real step
 REBUILD_S = 20.0
-EPOCHS_OF_A_GENERATION = 1000
 
 
-@dataclass
-class Hooks:
-    on_fault: list[Callable[[str], None]] = field(default_factory=list)
-    on_rebuild: list[Callable[[int, int], None]] = field(default_factory=list)
-    on_promote: list[Callable[[int], None]] = field(default_factory=list)
-
-
-class Engine:
+class Engine(Switching):
     """`steps`, `begin_step` and `end_step` are called by the training thread alone."""
 
     def __init__(
@@ -56,6 +42,7 @@ class Engine:
         wait_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self.hooks = Hooks()
         self._control = control
         self._groups: Groups = wired.groups
@@ -111,7 +98,7 @@ class Engine:
             while step < total:
                 self._step = step
                 yield step
-                step = self._recover() if self._is_broken() else step + 1
+                step = self._recover() if self._is_broken() else self._pass_boundary(step)
             if self._agree_to_end():
                 break
             step = self._recover()
@@ -134,7 +121,7 @@ class Engine:
         self._warming = False
         self._tell(-1, ready=True)
         self._failed_at_s = self._clock()
-        return self._recover(patient=True)
+        return self._await_place()
 
     def begin_step(self, number: int) -> None:
         if self.live:
@@ -170,6 +157,7 @@ class Engine:
             self._report_error(error)
             self._fail(error)
             return True
+        self._note_step()
         self._protection.end_step(number)
         reach(Point.SNAPSHOT, number, self.generation)
         self._end_first_step(number)
@@ -178,7 +166,10 @@ class Engine:
 
     def _end_first_step(self, number: int) -> None:
         if self._first_step_s is not None:
-            self._report(RecoveryPhase.FIRST_STEP, self._first_step_s, number, self._replayed)
+            seconds = self._clock() - self._first_step_s
+            self._send_phase(
+                RecoveryPhase.FIRST_STEP, seconds, number, self._replayed, detail=self._take_pause()
+            )
             self._first_step_s = None
 
     def _fail(self, error: BaseException) -> None:
@@ -200,6 +191,8 @@ class Engine:
 
         A warm-up goes on: nothing of it waits for anybody, and its steps are not there to be cut off.
         """
+        if self._part is not None:
+            self._part.cancel(f"generation {order.generation} begins")
         if self._warming:
             return
         self._groups.abort(self._groups.generation, f"generation {order.generation} begins")
@@ -226,6 +219,7 @@ class Engine:
     def _recover(self, patient: bool = False) -> int:
         """Wait for the order, rebuild, restore; the step that is due. NotRepaired where nobody leads."""
         failure, self._failure = self._failure, None
+        self._forget_part("a recovery begins")
         if failure is None:
             self._failed_at_s = self._clock()
         if self.live:
@@ -296,7 +290,7 @@ class Engine:
     @property
     def _number(self) -> int:
         """Generation and attempt as one number that only grows."""
-        return self._epoch[0] * EPOCHS_OF_A_GENERATION + max(0, self._epoch[1])
+        return number_of(self._epoch)
 
     # what the supervisor is told
 
@@ -350,55 +344,3 @@ class Engine:
                 hook(*arguments)
             except Exception as error:
                 log.warning("a hook of the session failed: %r", error)
-
-
-def end_soon_after_errors(control: Control) -> None:
-    """An uncaught exception ends this process within seconds, whatever waits at its exit.
-
-    Its peers wait for it, and gloo's destructors and other people's exit handlers wait for its peers.
-    """
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        control.tell_dying()
-        before(kind, error, trace)
-
-    sys.excepthook = hook
-
-
-def open_engine(environment: Mapping[str, str], protected: Mapping[str, Any]) -> Engine | None:
-    """The engine of this process; None where nothing is to be repaired."""
-    if is_disabled(environment) or not environment.get(FD_VARIABLE):
-        return None
-    wired = wiring()
-    if wired is None or not wired.connected:
-        log.warning(
-            "paceline repairs nothing here: call init_process_group before Session.open, and leave "
-            "TORCH_DEVICE_BACKEND_AUTOLOAD alone: groups become replaceable when torch is imported"
-        )
-        return None
-    wired.follow_rank({name: thing for name, thing in protected.items() if follows_rank(thing)})
-    protected = {name: thing for name, thing in protected.items() if not follows_rank(thing)}
-    engines: list[Engine] = []
-    control = open_control(environment, lambda order: engines[0].take_order(order) if engines else None)
-    if control is None:
-        return None
-    wired.track(protected)
-    protection = Protection(
-        protected,
-        wired.groups.job,
-        environment.get(DOMAIN_VARIABLE) or socket.gethostname(),
-        wired.host,
-        wired.groups.check,
-    )
-    wait_s = float(environment.get(WAIT_VARIABLE) or 60.0)
-    engine = Engine(control, wired, protection, support_of(protected, wired.size), wait_s)
-    engines.append(engine)
-    wired.groups.on_fault = engine.tell_fault
-    end_soon_after_errors(control)
-    if environment.get("PACELINE_TEST_FAULTS"):
-        from paceline.trainer.testing.attach import attach_injector
-
-        attach_injector(engine, wired, protected, environment)
-    control.start()
-    return engine

@@ -1,8 +1,9 @@
 """The session's side of per-step protection: who is in it, with which key, and where its steps begin."""
 
+import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.trainer.protection import (
@@ -15,9 +16,12 @@ from paceline.trainer.protection import (
     ShardIdentity,
     restore,
 )
-from paceline.trainer.repair.replicas import replicas_of, torch_ranks_of
+from paceline.trainer.protection.checksum import checksum
+from paceline.trainer.protection.slots import Slot
+from paceline.trainer.repair.replicas import parameters_of, replicas_of, torch_ranks_of
 
 KEY_BYTES = 32
+PART_BYTES_MAX = 64 << 30
 
 
 class Protection:
@@ -34,6 +38,7 @@ class Protection:
         self._domain = domain
         self._key = b""
         self._replicas = replicas_of(objects, torch_ranks_of)
+        self._manifest = _manifest_of(objects)
         self._protected = Protected(objects, replicas=self._replicas.size, sharded=self._replicas.own)
         self.protector = Protector(self._protected, check=check, host=host)
 
@@ -65,6 +70,70 @@ class Protection:
         identity = self._identity(exchange.rank)
         return restore(self.protector, identity, members, self._key, generation, exchange)
 
+    # a planned replacement: the leaver's newest copy goes to its joiner, 1 to 1
+
+    @property
+    def manifest(self) -> bytes:
+        """What is protected here; a joiner whose manifest is another one cannot take this rank's place."""
+        return self._manifest
+
+    def meet(self, group: Any) -> list[Member]:
+        """All members at once, on a group that training does not use yet: everybody's replica server."""
+        return self._meet(GroupExchange(group))
+
+    def has_copy(self, step: int) -> bool:
+        """Whether this rank's copy of the state after `step` is whole; waits for one in progress."""
+        return self.protector.settle() and self.protector.own.newest() == step + 1
+
+    def copy_of(self, step: int, rank: int) -> tuple[dict[str, Any], list[Any]]:
+        """The copy of the state after `step`: its header, and its parts as flat host tensors."""
+        slot = self.protector.own.at(step + 1, self._identity(rank).shard(Part.OWN))
+        if slot is None or slot.record is None:
+            raise LookupError(f"rank {rank} holds no copy of the state after step {step}")
+        parts = [(part, shard, slot.buffer(part).content()) for part, shard in slot.shards.items()]
+        header = {
+            "step": slot.record.step,
+            "generation": slot.record.generation,
+            "rank": rank,
+            "history": self.protector.history,
+            "parts": [[part.value, shard, one.numel(), slot.checksums[part]] for part, shard, one in parts],
+        }
+        return header, [content for _, _, content in parts]
+
+    def room_for(self, header: Mapping[str, Any]) -> list[Any]:
+        """Where a standby receives the parts of a copy. ValueError, KeyError, TypeError for a bad header."""
+        slot = self._taken()
+        slot.clear()
+        rows = [(Part(part), int(size)) for part, _, size, _ in header["parts"]]
+        if any(not 0 <= size <= PART_BYTES_MAX for _, size in rows):
+            raise ValueError(f"parts of {[size for _, size in rows]} bytes")
+        return [slot.buffer(part).reserve(size) for part, size in rows]
+
+    def is_whole(self, header: Mapping[str, Any]) -> bool:
+        """Whether what was received is what was sent."""
+        slot = self._taken()
+        return all(
+            checksum(slot.buffer(Part(part)).content()) == sent for part, _, _, sent in header["parts"]
+        )
+
+    def load(self, header: Mapping[str, Any]) -> None:
+        """Become what the leaver was, from a copy that is whole. StateMismatch where it does not fit."""
+        slot = self._taken()
+        self._protected.load(slot.buffer(Part.OWN).content(), slot.buffer(Part.SHARED).content())
+        shards = {Part(part): str(shard) for part, shard, _, _ in header["parts"]}
+        opened = slot.open(int(header["generation"]), int(header["step"]), int(header["rank"]), shards)
+        slot.seal({Part(part): str(sent) for part, _, _, sent in header["parts"]}, opened)
+        self.protector.history = [(int(number), int(step)) for number, step in header["history"]]
+        self.protector.finished = int(header["step"])
+
+    def enter(self, rank: int, members: Sequence[Member], generation: int, step: int) -> None:
+        """Go on in a generation whose members have met before and all hold the state after `step`."""
+        self.protector.join(self._identity(rank), members, self._key, generation, held=step + 1)
+
+    def _taken(self) -> Slot:
+        """A standby protects nothing, so its slots are free."""
+        return self.protector.own.all[0]
+
     def _identity(self, rank: int) -> ShardIdentity:
         name = self._replicas.name(torch_ranks_of)
         return ShardIdentity(self._job, rank, name, shares=self._replicas.shares)
@@ -88,3 +157,13 @@ class Protection:
         if kept:
             newest = max(kept, key=lambda slot: slot.record.step if slot.record is not None else -1)
             newest.buffer(Part.OWN).content()[0] ^= 1
+
+
+def _manifest_of(objects: Mapping[str, Any]) -> bytes:
+    """Rows [name, kind, parameters, digest of their shapes], in order of names."""
+    rows = []
+    for name, thing in sorted(objects.items()):
+        shapes = [[str(one.dtype), *one.shape] for one in parameters_of(thing)]
+        digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
+        rows.append([name, type(thing).__name__, len(shapes), digest])
+    return json.dumps(rows, separators=(",", ":")).encode()

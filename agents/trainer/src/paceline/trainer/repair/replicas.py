@@ -48,7 +48,7 @@ def replicas_of(objects: Mapping[str, Any], ranks_of: RanksOf) -> Replicas:
     own = {
         name
         for name, thing in objects.items()
-        if any(id(parameter) not in equal for parameter in _parameters(thing))
+        if any(id(parameter) not in equal for parameter in parameters_of(thing))
     }
     shares = any(is_ddp(thing) and name not in own for name, thing in objects.items())
     return Replicas(group, frozenset(own), shares and int(group.size()) > 1)
@@ -66,7 +66,8 @@ def torch_ranks_of(group: Any) -> list[int]:
     return list(dist.get_process_group_ranks(group))
 
 
-def _parameters(thing: Any) -> Iterable[Any]:
+def parameters_of(thing: Any) -> Iterable[Any]:
+    """Of a module, or of an optimizer; none of anything else."""
     if callable(getattr(thing, "parameters", None)):
         return list(thing.parameters())
     groups = getattr(thing, "param_groups", None)

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
-from paceline.trainer.repair.engine import Engine, open_engine
+from paceline.trainer.repair.engine import Engine
+from paceline.trainer.repair.opening import open_engine
 from paceline.trainer.repair.place import follows_rank
 
 log = logging.getLogger("paceline")
