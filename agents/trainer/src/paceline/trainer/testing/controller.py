@@ -28,6 +28,7 @@ from paceline.contracts.recovery import (
     parse_recovery,
 )
 from paceline.trainer.supervisor.channel import Channel
+from paceline.trainer.testing.planned import Planned, begin
 from paceline.trainer.testing.roster import (
     ATTEMPTS_MAX,
     FRUITLESS_MAX,
@@ -53,7 +54,7 @@ class Event:
     """
 
     at_s: float
-    kind: str  # the message's type, or recovery, retry, fallback, resumed, released
+    kind: str  # the message's type, or recovery, retry, planned, rolled_back, fallback, resumed, released
     member: str
     rank: int
     detail: Any
@@ -97,6 +98,7 @@ class LocalController:
         self._known: dict[str, Known] = {}
         self._finished: set[int] = set()
         self._recovery: _Recovery | None = None
+        self._planned: Planned | None = None
         self._suspect: tuple[float, str, str] | None = None
         self._transients = Transients()
         self._fruitless = 0
@@ -146,6 +148,29 @@ class LocalController:
         with self._lock:
             found = members_of(list(self._known.values()), self._world_size)
             return {rank: one.hello.step for rank, one in found.items()}
+
+    def planned(self, rank: int) -> int:
+        """Replace the living `rank` by a ready standby while training goes on; the generation that it opens.
+
+        `resumed` or `rolled_back` says how it ends. RuntimeError where it cannot begin.
+        """
+        with self._lock:
+            if self._recovery is not None or self._planned is not None:
+                raise RuntimeError("another recovery is under way")
+            standbys = [one for one in self._known.values() if one.standby]
+            found = begin(self._members(), rank, standbys, self.generation + 1, self._clock())
+            if isinstance(found, str):
+                raise RuntimeError(found)
+            self.generation = found.generation
+            self._planned = found
+            self._note("planned", found.leaver, found.plan)
+            found.send(OrderKind.PREPARE, self._send_planned, self._clock())
+            return found.generation
+
+    def cancel_planned(self, reason: str = "somebody cancelled it") -> None:
+        """Forget the planned replacement that is being prepared; nothing where there is none."""
+        with self._lock:
+            self._roll_back(reason)
 
     # the thread
 
@@ -222,6 +247,8 @@ class LocalController:
             return
         self._known[message.member] = Known(one.hello, message)
         rank = one.hello.rank
+        if self._ends_planned(message):
+            return
         recovery = self._recovery
         if recovery is not None:
             recovery.fencing.discard(message.member)
@@ -234,14 +261,32 @@ class LocalController:
             if len(self._finished) == self._world_size:
                 self._release()
         elif rank >= 0 and not self._over and not self._finished:
-            self._suspect = None
-            self._replace((rank,))
+            holder = self._members().get(rank)
+            if holder is not None and holder.hello.member == message.member:  # not one that has left it
+                self._suspect = None
+                self._replace((rank,))
+
+    def _ends_planned(self, message: ChildExit) -> bool:
+        """Whether it is the end of a leaver that has left; any other of a participant rolls it back."""
+        planned = self._planned
+        if planned is None or message.member not in planned.names:
+            return False
+        if planned.switching and message.member == planned.leaver:
+            return planned.reached or planned.leaver in planned.done
+        if planned.reached:
+            self._planned = None  # one more loss of the new generation
+        else:
+            self._roll_back(f"{message.member} ended with {message.code}")
+        return False
 
     def _on_error(self, message: ChildError) -> None:
         if message.generation == self.generation and self._recovery is None and self._suspect is None:
             self._suspect = (self._clock() + SETTLE_S, message.member, message.message)
 
     def _on_result(self, message: OrderResult) -> None:
+        if self._planned is not None:
+            self._planned.on_result(message, self._send_planned, self._clock())
+            self._look_at_planned()
         recovery = self._recovery
         if recovery is None or message.id not in recovery.orders:  # an answer to an earlier attempt is none
             return
@@ -252,6 +297,9 @@ class LocalController:
                 self._another_attempt(message.message)
 
     def _on_phase(self, message: PhaseReport) -> None:
+        if self._planned is not None:
+            self._planned.on_phase(message)
+            self._look_at_planned()
         recovery = self._recovery
         if recovery is None or message.generation != recovery.generation or recovery.stepped is None:
             return
@@ -275,8 +323,37 @@ class LocalController:
             _, member, _ = self._suspect
             self._suspect = None
             self._judge_error(member, now)
+        elif self._planned is not None and now > self._planned.deadline_s:
+            self._roll_back("it was not ready in time")
         elif not self._over:
             self._look_at_frozen(now)
+
+    def _look_at_planned(self) -> None:
+        planned = self._planned
+        if planned is not None and planned.failed:
+            self._planned = None
+            self._replace((next(one.rank for one in planned.plan.members if one.member == planned.joiner),))
+        if planned is None or not planned.end:
+            return
+        if planned.end != "resumed":
+            self._roll_back(planned.end)
+            return
+        self._planned = None
+        self._fruitless = 0
+        self._note("resumed", planned.joiner, planned.plan)
+        self._look_for_more()
+
+    def _roll_back(self, reason: str) -> None:
+        """Training has gone on all the time; who was prepared forgets it."""
+        planned, self._planned = self._planned, None
+        if planned is None:
+            return
+        self._note("rolled_back", planned.leaver, reason)
+        for name in planned.names:
+            self._order(name, OrderKind.CANCEL, 0, {"reason": reason[:500]})
+
+    def _send_planned(self, member: str, kind: OrderKind, arguments: dict[str, str]) -> str:
+        return self._order(member, kind, 0, arguments)
 
     def _judge_error(self, member: str, now: float) -> None:
         by_rank = self._members()
@@ -322,6 +399,9 @@ class LocalController:
         self._begin(plan_replacement(by_rank, lost, standbys), lost)
 
     def _begin(self, plan: Plan, lost: tuple[int, ...]) -> None:
+        if self._planned is not None and self._planned.reached:
+            self._planned = None
+        self._roll_back("a recovery begins")
         self._fruitless += 1
         if self._fruitless > FRUITLESS_MAX:
             plan = replace(plan, members=(), fallback=f"{FRUITLESS_MAX} generations in a row made no step")
