@@ -8,7 +8,15 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.contracts.recovery import Lease, Member, Order, OrderKind, format_members
+from paceline.contracts.recovery import (
+    Lease,
+    Member,
+    Order,
+    OrderKind,
+    OrderOutcome,
+    OrderResult,
+    format_members,
+)
 from paceline.trainer import protection
 from paceline.trainer.protection import ring
 from paceline.trainer.supervisor.child import StartError, TrainingChild
@@ -208,3 +216,58 @@ def test_copies_leave_the_node_where_nobody_declared_a_domain(monkeypatch: pytes
 
 def test_a_declared_domain_is_the_childs_too() -> None:
     assert domain_told_to_the_child({"RANK": "0", DOMAIN_VARIABLE: "rack-7"}) == "rack-7"
+
+
+def planned(job: Running, kind: OrderKind, *members: str) -> Order:
+    """An order of a planned replacement to generation 5, handed on to the child."""
+    rows = format_members([Member(rank, one) for rank, one in enumerate(members)])
+    order = Order(kind.value, kind, 5, 0, job.now + 60, {"members": rows})
+    job.obey(order)
+    return order
+
+
+def answers(job: Running, order: Order, outcome: OrderOutcome = OrderOutcome.DONE) -> OrderResult:
+    """The child's answer, and what the agent is told of it."""
+    child = cast(TrainingChild, job.children[-1])
+    job.supervisor._hear(OrderResult(order.id, job.member, outcome, "", order.generation), child)
+    return told(job, order)
+
+
+def told(job: Running, order: Order) -> OrderResult:
+    result = job.supervisor._book.judge(order, job.now).result
+    assert result is not None
+    return result
+
+
+def test_what_is_prepared_is_answered_in_the_name_of_the_generation_that_it_is_for(running: Any) -> None:
+    job = running()
+    order = planned(job, OrderKind.PREPARE, "other", job.member)
+    assert answers(job, order).generation == 5
+    assert job.supervisor._book.generation == 0, "nobody is in it yet"
+
+
+def test_a_leaver_is_ended_once_it_has_left_and_no_sooner(running: Any) -> None:
+    job = running(PACELINE_RESPAWN_AFTER_S="1")
+    order = planned(job, OrderKind.SWITCH, "other", "joiner")
+    job.turn()
+    assert job.children[0].signals == []
+    answers(job, order)
+    assert job.children[0].signals == [signal.SIGKILL]
+    job.turn()
+    job.turn(1.1)
+    assert [child.role for child in job.children] == ["member", "standby"]
+
+
+def test_a_switch_that_was_called_off_ends_nobody(running: Any) -> None:
+    job = running()
+    answers(job, planned(job, OrderKind.SWITCH, "other", "joiner"), OrderOutcome.REFUSED)
+    assert job.children[0].signals == []
+    assert job.supervisor._book.generation == 0
+
+
+def test_a_child_that_ends_leaves_no_planned_order_unanswered(running: Any) -> None:
+    job = running()
+    order = planned(job, OrderKind.PREPARE, "other", job.member)
+    job.children[0].code = 1
+    job.turn()
+    assert told(job, order).outcome is OrderOutcome.REFUSED
