@@ -110,9 +110,12 @@ class Switching:
     def _forget_part(self, why: str) -> None:
         """A recovery begins: whatever was prepared is for a generation that does not come."""
         part, self._part = self._part, None
-        if part is not None:
-            part.cancel(why)
-            part.let_go()
+        if part is None:
+            return
+        if not part.over:
+            self._control.answer(part.switch_order or part.order, OrderOutcome.REFUSED, why)
+        part.cancel(why)
+        part.let_go()
 
     def _next_boundary(self) -> int:
         """The end of a step that is far enough away for everybody to have agreed by then."""
@@ -133,7 +136,10 @@ class Switching:
             return step + 1
         try:
             if part.due(step, self._is_superseded) and self._vote(part, step):
-                self._hand_over(part, step) if part.role is Role.LEAVER else self._change(part, step)
+                if part.role is Role.LEAVER:
+                    self._hand_over(part, step)
+                else:
+                    self._change(part, step)
         except Exception as error:
             if isinstance(error, BoundaryLost):
                 self._groups.abort(self._groups.generation, str(error))
