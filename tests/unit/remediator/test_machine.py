@@ -486,6 +486,18 @@ class TestPlanned:
         assert rig.sent[-1].kind is CommandKind.FENCE
         assert rig.sent[-1].members == ("m2",)
 
+    @pytest.mark.parametrize("others_have", [True, False])
+    def test_a_failure_in_the_switch_waits_for_what_the_others_have_done(
+        self, rig: Rig, others_have: bool
+    ) -> None:
+        self.switch(rig)
+        rig.answer("m2", OrderOutcome.FAILED, "no supervisor of this name is connected to the agent")
+        assert rig.sent[-1].kind is CommandKind.SWITCH
+        if others_have:
+            rig.phase("m0", RecoveryPhase.RENDEZVOUS)
+        rig.tick(16)
+        assert rig.sent[-1].kind is (CommandKind.FENCE if others_have else CommandKind.CANCEL)
+
     def test_a_death_while_it_is_prepared_is_repaired(self, rig: Rig) -> None:
         self.start(rig)
         step = rig.kill("m2")

@@ -108,6 +108,11 @@ def _answered(job: JobRepair, event: OrderAnswer, world: World) -> Step:
     is_called_off = action.kind is RepairKind.PLANNED_SWAP and event.outcome is OrderOutcome.REFUSED
     if job.state is RepairState.PREPARING or (is_called_off and not action.reached):
         return roll_back(job, action, world, Reason.ROLLED_BACK)
+    if action.kind is RepairKind.PLANNED_SWAP and not action.reached:
+        # Whether the others have switched is seen soon; where they have not, nothing has happened.
+        until_s = world.now_s + world.policies.of(action.cause).limits.rebuild_s
+        action = replace(action, deadline_s=min(action.deadline_s, until_s))
+        return Step(replace(job, action=action), (), Reason.NOTED)
     if event.outcome is OrderOutcome.LOST or event.message.startswith(LOST_PREFIX):
         action = replace(action, message=f"{event.message}; {action.message}"[:1000])
         return fall_back(job, action, world, Reason.STATE_LOST)
