@@ -1,0 +1,100 @@
+"""A planned replacement: everybody prepares, then switches; who is healthy is killed by nothing of it."""
+
+import pytest
+
+from paceline.contracts.commands import CommandKind
+from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, parse_members
+from paceline.contracts.repair import ActionStatus, RepairCause, RepairState
+from paceline.remediator.model import Action, Closed, Judged, Reason, Step
+from tests.unit.remediator.conftest import Rig
+
+
+def closed(step: Step) -> Action:
+    (found,) = [effect.action for effect in step.effects if isinstance(effect, Closed)]
+    return found
+
+
+def start(rig: Rig) -> None:
+    now_s = rig.now_s
+    event = Judged("slow", now_s, "inc_slow", RepairCause.SLOW, True, (2,), (), "rank 2 is slow", now_s)
+    rig.feed(event)
+
+
+def test_everybody_gets_ready_and_then_switches(rig: Rig) -> None:
+    start(rig)
+    (order,) = rig.sent
+    assert order.kind is CommandKind.PREPARE
+    assert set(order.members) == {"m0", "m1", "m2", "m3", "s1"}
+    assert parse_members(order.arguments["members"])[2].member == "s1"
+    for name in ("m0", "m1", "m2", "m3"):
+        rig.answer(name)
+    assert rig.job.state is RepairState.PREPARING
+    assert rig.answer("s1").reason is Reason.SWITCH
+    assert rig.sent[-1].kind is CommandKind.SWITCH
+    assert rig.sent[-1].generation == order.generation
+    assert closed(rig.finish()).status is ActionStatus.SUCCEEDED
+
+
+def test_what_is_not_ready_in_time_is_rolled_back(rig: Rig) -> None:
+    start(rig)
+    step = rig.tick(301)
+    assert closed(step).status is ActionStatus.ROLLED_BACK
+    assert rig.sent[-1].kind is CommandKind.CANCEL
+    assert rig.job.state is RepairState.HEALTHY
+
+
+def switch(rig: Rig) -> None:
+    start(rig)
+    for name in ("m0", "m1", "m2", "m3", "s1"):
+        rig.answer(name)
+    assert rig.sent[-1].kind is CommandKind.SWITCH
+
+
+def test_a_step_may_take_longer_than_a_rendezvous(rig: Rig) -> None:
+    switch(rig)
+    rig.tick(60)
+    assert rig.sent[-1].kind is CommandKind.SWITCH
+    assert closed(rig.finish()).status is ActionStatus.SUCCEEDED
+
+
+def test_a_switch_of_which_nothing_is_seen_is_taken_back_and_nobody_is_killed(rig: Rig) -> None:
+    switch(rig)
+    assert closed(rig.tick(301)).status is ActionStatus.ROLLED_BACK
+    assert rig.sent[-1].kind is CommandKind.CANCEL
+    assert CommandKind.FENCE not in {order.kind for order in rig.sent}
+
+
+def test_a_switch_that_all_have_called_off_is_rolled_back(rig: Rig) -> None:
+    switch(rig)
+    step = rig.answer("m1", OrderOutcome.REFUSED, "cancelled: somebody cannot switch")
+    assert closed(step).status is ActionStatus.ROLLED_BACK
+    assert CommandKind.FENCE not in {order.kind for order in rig.sent}
+
+
+def test_a_state_that_did_not_arrive_is_a_loss_as_any(rig: Rig) -> None:
+    switch(rig)
+    rig.phase("m0", RecoveryPhase.RENDEZVOUS)
+    rig.answer("m2", OrderOutcome.FAILED, "TransferFailed: the joiner has not taken the state")
+    assert rig.sent[-1].kind is CommandKind.FENCE
+    assert rig.sent[-1].members == ("m2",)
+
+
+@pytest.mark.parametrize("others_have", [True, False])
+def test_a_failure_in_the_switch_waits_for_what_the_others_have_done(rig: Rig, others_have: bool) -> None:
+    switch(rig)
+    rig.answer("m2", OrderOutcome.FAILED, "no supervisor of this name is connected to the agent")
+    assert rig.sent[-1].kind is CommandKind.SWITCH
+    if others_have:
+        rig.phase("m0", RecoveryPhase.RENDEZVOUS)
+    rig.tick(16)
+    assert rig.sent[-1].kind is (CommandKind.FENCE if others_have else CommandKind.CANCEL)
+
+
+def test_a_death_while_it_is_prepared_is_repaired(rig: Rig) -> None:
+    start(rig)
+    step = rig.kill("m2")
+    assert closed(step).status is ActionStatus.ROLLED_BACK
+    assert [order.kind for order in rig.sent] == [
+        CommandKind.PREPARE, CommandKind.CANCEL, CommandKind.REBUILD,
+    ]  # fmt: skip
+    assert rig.sent[-1].generation > rig.sent[0].generation
