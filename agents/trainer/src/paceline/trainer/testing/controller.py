@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from paceline.trainer.testing.roster import (
     FRUITLESS_MAX,
     Known,
     Plan,
+    Recovery,
     Transients,
     members_of,
     plan_replacement,
@@ -60,19 +61,6 @@ class Event:
     detail: Any
 
 
-@dataclass
-class _Recovery:
-    plan: Plan
-    generation: int
-    attempt_no: int
-    lost: tuple[int, ...]
-    fencing: set[str]
-    deadline_s: float
-    sent: bool = False
-    orders: set[str] = field(default_factory=set)  # of the newest attempt
-    stepped: set[int] | None = None
-
-
 class LocalController:
     """Leads the recoveries of one job of `world_size` ranks. `events` tells what happened."""
 
@@ -97,7 +85,7 @@ class LocalController:
         self._names: dict[int, str] = {}  # file descriptor -> member
         self._known: dict[str, Known] = {}
         self._finished: set[int] = set()
-        self._recovery: _Recovery | None = None
+        self._recovery: Recovery | None = None
         self._planned: Planned | None = None
         self._suspect: tuple[float, str, str] | None = None
         self._transients = Transients()
@@ -411,7 +399,7 @@ class LocalController:
         self.generation += 1
         self._note("retry" if plan.retry else "recovery", "", plan)
         deadline = self._clock() + self._phase_s
-        self._recovery = _Recovery(plan, self.generation, 0, lost, set(plan.fence), deadline)
+        self._recovery = Recovery(plan, self.generation, 0, lost, set(plan.fence), deadline)
         for member in plan.fence:
             hello = self._known[member].hello
             arguments = {"pid": str(hello.child_pid), "pid_start": str(hello.child_pid_start)}
@@ -419,7 +407,7 @@ class LocalController:
         if not plan.fence:
             self._send_plan(self._recovery)
 
-    def _send_plan(self, recovery: _Recovery) -> None:
+    def _send_plan(self, recovery: Recovery) -> None:
         recovery.sent = True
         recovery.stepped = set()
         plan = recovery.plan

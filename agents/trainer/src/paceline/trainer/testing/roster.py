@@ -44,6 +44,21 @@ class Plan:
 
 
 @dataclass
+class Recovery:
+    """One that is under way; times are of the controller's clock."""
+
+    plan: Plan
+    generation: int
+    attempt_no: int
+    lost: tuple[int, ...]
+    fencing: set[str]
+    deadline_s: float
+    sent: bool = False
+    orders: set[str] = field(default_factory=set)  # of the newest attempt
+    stepped: set[int] | None = None
+
+
+@dataclass
 class Transients:
     """Transient errors of one job, for the rule of three."""
 
