@@ -17,6 +17,7 @@ import re
 import statistics
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,15 @@ def words(arguments: argparse.Namespace, pause_s: float) -> list[str]:
     return [PROGRAM, "--steps", str(steps), "--pause", str(pause_s), "--width", str(width), "--layers", "3"]
 
 
+def has_reached(job: RepairJob, step: int) -> bool:
+    return min(job.controller.steps().values(), default=-1) >= step
+
+
 def replace_in_turn(job: RepairJob, switches: int, every: int) -> list[int]:
     """The generations of the switches that have resumed."""
     opened = []
     for number in range(switches):
-        due = number * every + 3
-        job.await_that(lambda due=due: min(job.controller.steps().values(), default=-1) >= due, WAIT_S)
+        job.await_that(partial(has_reached, job, number * every + 3), WAIT_S)
         job.await_standbys(1, WAIT_S)
         opened.append(job.controller.planned(number % job.ranks))
         job.await_that(

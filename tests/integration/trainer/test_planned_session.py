@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def ends(job: RepairJob) -> list[str]:
     return [event.kind for event in job.controller.events if event.kind in ENDS]
 
 
+def has_resumed(job: RepairJob, times: int) -> bool:
+    return ends(job) == ["resumed"] * times
+
+
 def first_steps(job: RepairJob, generation: int) -> list[Any]:
     return [
         event.detail
@@ -81,7 +86,7 @@ def test_a_second_replacement_takes_the_place_of_the_first_joiner(
     job = start(standbys=2)
     for number in (1, 2):
         job.controller.planned(1)
-        job.await_that(lambda number=number: ends(job) == ["resumed"] * number)
+        job.await_that(partial(has_resumed, job, number))
     job.await_end()
     same_outcomes(job.outcomes(), whole, replayed_max=0)
 
