@@ -157,9 +157,14 @@ class TestAgent:
     ) -> None:  # fmt: skip
         shutil.rmtree(root / "sys/class/infiniband")
         asked: list[str] = []
-        monkeypatch.setattr(devices, "read_ports", lambda root: asked.append("ports") or {})
+
+        def ask(what: str, answer: Any) -> Any:
+            asked.append(what)
+            return answer
+
+        monkeypatch.setattr(devices, "read_ports", lambda root: ask("ports", {}))
         agent = await start_agent(orders_s=0.05)
-        monkeypatch.setattr(agent._nccl_dumps, "read", lambda *_: asked.append("dumps") or DumpLook())
+        monkeypatch.setattr(agent._nccl_dumps, "read", lambda *_: ask("dumps", DumpLook()))
         await start_rank(0)
         await eventually(lambda: publisher.batches())
         samples = agent.sampler.samples

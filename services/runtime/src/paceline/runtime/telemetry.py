@@ -71,7 +71,7 @@ def configure_telemetry(settings: TelemetrySettings, service: str, instance: str
         shutdown_on_exit=False,
     )
     if settings.otlp_endpoint:
-        readers.append(_export(settings, traces))
+        readers.append(_export(settings.otlp_endpoint.rstrip("/"), settings.otlp_interval_s, traces))
     meters = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
     metrics.set_meter_provider(meters)
     trace.set_tracer_provider(traces)
@@ -80,15 +80,14 @@ def configure_telemetry(settings: TelemetrySettings, service: str, instance: str
     return _current
 
 
-def _export(settings: TelemetrySettings, traces: TracerProvider) -> MetricReader:
+def _export(base: str, interval_s: float, traces: TracerProvider) -> MetricReader:
     # Here, for with protobuf and an HTTP client they are a sixth of what an agent imports, and seldom used.
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    base = settings.otlp_endpoint.rstrip("/")
     traces.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces")))
     exporter = OTLPMetricExporter(endpoint=f"{base}/v1/metrics")
-    return PeriodicExportingMetricReader(exporter, settings.otlp_interval_s * 1000)
+    return PeriodicExportingMetricReader(exporter, interval_s * 1000)
 
 
 def current_traceparent() -> str:
