@@ -63,6 +63,7 @@ it("summary for a chat holds label, cause, owner and link", () => {
 it("a slow job is not said to stand still", () => {
   expect(stateText("S1")).toBe("The job is still slow.");
   expect(stateText("H1")).toBe("The job has not made progress since.");
+  expect(stateText("H1", true)).toBe("The incident resolves by itself once progress is seen.");
 });
 
 it("timeline separates people from machines", () => {

@@ -1,4 +1,4 @@
-import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
+import { keepPreviousData, useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { ApiError, api, type Schemas, unwrap } from "./client";
 import { useMe } from "./queries";
 
@@ -22,7 +22,8 @@ const keys = {
   ofIncident: (id: string) => ["repair", "incident", id] as const,
   ofJob: (id: string) => ["repair", "job", id] as const,
   action: (id: string) => ["repair", "action", id] as const,
-  recoveries: (id: string) => ["repair", "recoveries", id] as const,
+  // With the version: the end of an action is read once more after the last poll.
+  recoveries: (id: string, version: number) => ["repair", "recoveries", id, version] as const,
   state: (job: string) => ["repair", "state", job] as const,
   standbys: (job: string) => ["repair", "standbys", job] as const,
   members: (job: string) => ["repair", "members", job] as const,
@@ -82,7 +83,8 @@ export function useRepairAction(id: string) {
 /** Generations that the action has opened, oldest first. */
 export function useRecoveries(action: RepairAction) {
   return useQuery({
-    queryKey: keys.recoveries(action.id),
+    queryKey: keys.recoveries(action.id, action.version),
+    placeholderData: keepPreviousData,
     refetchInterval: pace(action),
     queryFn: async () => {
       const query = { action: [action.id] };

@@ -3,7 +3,6 @@ import { drawRequestKey } from "../api/client";
 import {
   isChanged,
   isOver,
-  isUnderWay,
   type RepairDetail,
   useDecision,
   useRepairObjection,
@@ -122,7 +121,7 @@ function DecisionForm({ opened, action, onAgain, onClose }: FormProps) {
         {WORDS[verb]}: {actionTitle(seen)}
       </p>
       {verb === "approvals" && <Target seen={seen} />}
-      {verb === "approvals" && isUnderWay(seen) === false && <Warnings action={action} />}
+      {verb === "approvals" && <Warnings action={action} />}
       {stale !== null ? (
         <Changed text={stale} />
       ) : (

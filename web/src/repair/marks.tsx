@@ -41,7 +41,9 @@ const CHECK: Readonly<Record<Schemas["CheckState"], Mark>> = {
 export function CheckMark({ state }: { readonly state: Schemas["CheckState"] }) {
   const mark = CHECK[state];
   return (
-    <span className={`flex w-18 flex-none items-baseline gap-1.5 font-semibold ${mark.className}`}>
+    <span
+      className={`flex w-20 flex-none items-baseline gap-1.5 whitespace-nowrap font-semibold ${mark.className}`}
+    >
       <span aria-hidden="true" className="w-3 flex-none text-center">
         {mark.sign}
       </span>

@@ -1,5 +1,5 @@
 import type { Incident } from "../api/client";
-import { isOver, type RepairAction, useIncidentActions } from "../api/repair";
+import { isOver, type RepairAction, useIncidentActions, useRepairAction } from "../api/repair";
 import { ErrorNotice } from "../components/error-notice";
 import { Age } from "../lib/time";
 import { StatusChip } from "./marks";
@@ -45,10 +45,22 @@ export function NextRepair({ incident }: { readonly incident: Incident }) {
   );
 }
 
+/** Whether members have finished a step since, which the incident may not know yet. */
+export function useIsRepaired(incidentId: string): boolean {
+  const main = mainAction(useIncidentActions(incidentId).data ?? []);
+  return main?.status === "succeeded" && main.reason === "resumed";
+}
+
 /** Part of "Did it happen". Nothing where nothing was proposed. */
 export function HappenedRepair({ incident }: { readonly incident: Incident }) {
   const main = mainAction(useIncidentActions(incident.id).data ?? []);
-  return main === undefined ? null : <RecoveryProgress key={main.id} action={main} />;
+  return main === undefined ? null : <Happened key={main.id} listed={main} />;
+}
+
+/** The action by itself is read more often than the list. */
+function Happened({ listed }: { readonly listed: RepairAction }) {
+  const action = useRepairAction(listed.id).data;
+  return <RecoveryProgress action={action ?? listed} />;
 }
 
 function Others({ actions }: { readonly actions: readonly RepairAction[] }) {

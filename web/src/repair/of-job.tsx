@@ -58,7 +58,7 @@ const ACTIONS: readonly Column<RepairAction>[] = [
           search={{}}
           className="text-accent hover:underline"
         >
-          open
+          see it
         </Link>
       ),
   },
@@ -67,7 +67,7 @@ const ACTIONS: readonly Column<RepairAction>[] = [
 const POLICIES: readonly Column<RepairPolicy>[] = [
   { title: "for", cell: (row) => (row.job === null ? "all jobs" : "this job") },
   { title: "cause", cell: (row) => row.cause?.replace("_", " ") ?? "all causes" },
-  { title: "mode", cell: (row) => row.mode ?? "as without it" },
+  { title: "mode", cell: (row) => row.mode ?? "not set here" },
   { title: "stop switch", cell: (row) => (row.stopped ? "on" : "off") },
   { title: "limits", cell: (row) => <span className="break-words">{limitsText(row)}</span> },
   { title: "by", cell: (row) => row.updated_by },

@@ -31,7 +31,7 @@ export function Proposal({ actionId, unit, owner }: ProposalProps) {
   return (
     <section aria-label="Proposal" className="mt-4 border-line border-t pt-3">
       {found.error && <ErrorNotice error={found.error} />}
-      <p className="flex flex-wrap items-baseline gap-x-2 gap-y-1">
+      <p className="mb-1 flex flex-wrap items-baseline gap-x-2 gap-y-1">
         <span className="font-semibold text-base">{actionTitle(action)}</span>
         <StatusChip status={action.status} />
       </p>

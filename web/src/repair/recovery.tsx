@@ -103,7 +103,12 @@ function Steps({ label, rows }: { readonly label: string; readonly rows: readonl
           <StepMark state={row.state} />
           <span className="min-w-0 flex-1 break-words">
             {row.title}
-            {row.detail && <span className="text-soft"> · {row.detail}</span>}
+            {row.detail && (
+              <span className="text-soft max-sm:block">
+                <span className="max-sm:hidden"> · </span>
+                {row.detail}
+              </span>
+            )}
           </span>
           <span className="flex-none text-right">
             {row.durationMs !== null && formatDuration(row.durationMs)}

@@ -4,6 +4,7 @@ import { useAddNote } from "../../api/queries";
 import { Button } from "../../components/button";
 import { ErrorNotice } from "../../components/error-notice";
 import { formatClock } from "../../lib/time";
+import { useIsRepaired } from "../../repair/of-incident";
 
 type Entry = Schemas["TimelineEntryRead"];
 type Filter = "all" | "machine" | "human";
@@ -13,8 +14,9 @@ export function filterEntries(entries: readonly Entry[], filter: Filter): readon
   return entries.filter((entry) => (entry.actor_type === "system") === (filter === "machine"));
 }
 
-/** What an open incident says of its job: a slow one does make progress. */
-export function stateText(verdict: Incident["verdict_class"]): string {
+/** What an open incident says of its job: a slow one does make progress, and so does a repaired one. */
+export function stateText(verdict: Incident["verdict_class"], isRepaired = false): string {
+  if (isRepaired) return "The incident resolves by itself once progress is seen.";
   return verdict.startsWith("S")
     ? "The job is still slow."
     : "The job has not made progress since.";
@@ -23,12 +25,13 @@ export function stateText(verdict: Incident["verdict_class"]): string {
 export function Timeline({ incident }: { readonly incident: Incident }) {
   const [filter, setFilter] = useState<Filter>("all");
   const { did_it_happen: outcome } = incident;
+  const isRepaired = useIsRepaired(incident.id);
   return (
     <>
       <p className="mb-3">
         {incident.status === "resolved"
           ? `Resolved by ${incident.resolved_by ?? "unknown"}: ${incident.resolution || "no reason given"}.`
-          : stateText(incident.verdict_class)}
+          : stateText(incident.verdict_class, isRepaired)}
       </p>
       <fieldset className="mb-2 flex gap-3 text-soft text-xs">
         <legend className="sr-only">Show entries by</legend>
