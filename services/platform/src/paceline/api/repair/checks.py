@@ -159,6 +159,8 @@ def _fence(check: CheckRead, row: RepairAction, facts: Facts) -> Found:
     running = [each for each in leavers if each.child_pid > 0]
     if not running:
         return CheckState.MET, "", "the end of its process was seen"
+    if row.cause == RepairCause.PROCESS_EXIT.value and check.state is not CheckState.WAITS:
+        return CheckState.MET, "", "an exit was seen; what still runs is ended first"
     if row.cause != RepairCause.NODE_LOST.value and check.state is not CheckState.WAITS:
         return CheckState.MET, "", "its supervisor ends the process first"
     bare = [each.member for each in running if each.lease_s <= 0]
