@@ -66,6 +66,19 @@ def test_a_kill_is_detected_ordered_and_resumed_with_the_last_first_step() -> No
     assert story.is_over
 
 
+def test_an_order_that_came_after_the_first_full_step_did_not_bring_it() -> None:
+    seen = [
+        command(CommandKind.REBUILD, 0.1, attempt_no="0"),
+        *told_by_all(0.2),
+        command(CommandKind.REBUILD, 16.0, attempt_no="1"),
+    ]
+
+    story = tell(seen, FAULT_S, RANKS)
+
+    assert round(story.ordered_s or 0, 6) == 0.1
+    assert story.orders == 2  # and yet it is told
+
+
 def test_it_is_not_resumed_while_one_member_has_not_told_of_its_first_step() -> None:
     seen = [command(CommandKind.REBUILD, 0.1), *told_by_all(0.2)[:-1]]
 

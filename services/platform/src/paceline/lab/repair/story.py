@@ -47,7 +47,7 @@ class Story:
     detected_s: float | None = None
     fence_ordered_s: float | None = None  # None as well where the exit that was seen is the fence
     fenced_s: float | None = None
-    ordered_s: float | None = None  # the newest order to build a generation
+    ordered_s: float | None = None  # the newest order to build a generation that the first full step follows
     orders: int = 0  # to build one; more than one: a try failed, or somebody else was lost
     generation: int = 0
     joiner: str = ""  # the supervisor that takes the place
@@ -77,6 +77,7 @@ def tell(seen: Iterable[Seen], fault_s: float, ranks: int) -> Story:
     generation = max((each.generation for _, each in builds), default=0)
     phases = _phases(reports, generation, fault_s, ranks)
     last = phases.get(RecoveryPhase.FIRST_STEP)
+    followed = [one for one in builds if last is None or one[0] - fault_s <= last.done_s] or builds
     steps = [report for report in reports if report.phase is RecoveryPhase.FIRST_STEP]
     return Story(
         cause="" if first is None else first.kind.value,
@@ -84,10 +85,10 @@ def tell(seen: Iterable[Seen], fault_s: float, ranks: int) -> Story:
         detected_s=None if first is None else first.at_unix_s - fault_s,
         fence_ordered_s=fences[0][0] - fault_s if fences else None,
         fenced_s=_fenced_s(fences, facts, reports, fault_s),
-        ordered_s=builds[-1][0] - fault_s if builds else None,
+        ordered_s=followed[-1][0] - fault_s if followed else None,
         orders=len({(each.generation, each.arguments.get("attempt_no")) for _, each in builds}),
         generation=generation,
-        joiner=builds[-1][1].arguments.get("joiner", "") if builds else "",
+        joiner=followed[-1][1].arguments.get("joiner", "") if followed else "",
         phases=phases,
         resumed_s=None if last is None else last.done_s,
         step=max((report.step for report in steps), default=-1),
