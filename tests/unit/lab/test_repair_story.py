@@ -71,12 +71,14 @@ def test_an_order_that_came_after_the_first_full_step_did_not_bring_it() -> None
         command(CommandKind.REBUILD, 0.1, attempt_no="0"),
         *told_by_all(0.2),
         command(CommandKind.REBUILD, 16.0, attempt_no="1"),
+        command(CommandKind.REBUILD, 31.0, generation=2, attempt_no="0"),
     ]
 
     story = tell(seen, FAULT_S, RANKS)
 
     assert round(story.ordered_s or 0, 6) == 0.1
-    assert story.orders == 2  # and yet it is told
+    assert (story.generation, round(story.resumed_s or 0, 6)) == (1, 0.62)
+    assert story.orders == 3  # and yet they are told
 
 
 def test_it_is_not_resumed_while_one_member_has_not_told_of_its_first_step() -> None:

@@ -74,8 +74,11 @@ def tell(seen: Iterable[Seen], fault_s: float, ranks: int) -> Story:
     fences = [(at_s, each) for at_s, each in commands if each.kind is CommandKind.FENCE]
     builds = [(at_s, each) for at_s, each in commands if each.kind in REBUILDS]
     fallbacks = [each for _, each in commands if each.kind is CommandKind.FALLBACK]
-    generation = max((each.generation for _, each in builds), default=0)
-    phases = _phases(reports, generation, fault_s, ranks)
+    # The newest one that made a step, whatever was ordered after that; else the newest.
+    opened = sorted({each.generation for _, each in builds}, reverse=True) or [0]
+    told = {each: _phases(reports, each, fault_s, ranks) for each in opened}
+    generation = next((each for each in opened if RecoveryPhase.FIRST_STEP in told[each]), opened[0])
+    phases = told[generation]
     last = phases.get(RecoveryPhase.FIRST_STEP)
     followed = [one for one in builds if last is None or one[0] - fault_s <= last.done_s] or builds
     steps = [report for report in reports if report.phase is RecoveryPhase.FIRST_STEP]
@@ -101,7 +104,7 @@ def tell(seen: Iterable[Seen], fault_s: float, ranks: int) -> Story:
 def _phases(
     reports: Sequence[RecoveryReport], generation: int, fault_s: float, ranks: int
 ) -> dict[RecoveryPhase, PhaseTime]:
-    """Phases of the newest generation that every member has told of."""
+    """Phases of `generation` that every member has told of."""
     found = {}
     for phase in PHASES:
         told = [each for each in reports if each.phase is phase and each.generation == generation > 0]
