@@ -1,6 +1,7 @@
 """A real DDP job on gloo, repaired through the whole platform in auto mode; nothing shows in the result."""
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from paceline.remediator.app import RemediatorApp
 from paceline.remediator.settings import RemediatorSettings
 from paceline.runtime.app import App
 from paceline.store import Database
+from paceline.store.models import RepairAction
 from paceline.store.repositories.repair import RepairRepository
 from paceline.trainer.testing import Fault, RepairJob
 from paceline.trainer.testing.fixture import nursery, same_outcomes, uninterrupted
@@ -22,6 +24,8 @@ pytestmark = [pytest.mark.needs_torch, pytest.mark.timeout(300)]
 PROGRAM = str(Path(__file__).parents[1] / "trainer" / "programs" / "repaired.py")
 RANKS = 4
 WAIT_S = 90.0  # the machine may be busy
+# Of a job that shall not end before a planned replacement has come through the topics.
+STEPS, STEP_S = 60, 0.3
 Eventually = Callable[..., Any]
 
 
@@ -30,9 +34,11 @@ def make_job(nursery: Any, folder: Path) -> Iterator[Callable[..., RepairJob]]:
     """Supervisors that speak with the agent of this test instead of a controller of their own."""
     jobs: list[RepairJob] = []
 
-    def make(*faults: Fault, standbys: int = 1) -> RepairJob:
+    def make(*faults: Fault, standbys: int = 1, words: tuple[str, ...] = ()) -> RepairJob:
         environment = job_environment(folder / "agent.sock", f"test-{folder.name}")
-        job = RepairJob([PROGRAM], RANKS, standbys, faults, environment, controller=False, nursery=nursery)
+        job = RepairJob(
+            [PROGRAM, *words], RANKS, standbys, faults, environment, controller=False, nursery=nursery
+        )
         jobs.append(job)
         job.start()
         return job
@@ -79,3 +85,71 @@ async def test_a_lost_rank_is_replaced_through_the_topics(
         raise
     finally:
         await remediator.stop()
+
+
+async def test_a_living_rank_is_replaced_on_request_and_no_step_is_replayed(
+    settings: RemediatorSettings,
+    platform: list[App],
+    make_job: Callable[..., RepairJob],
+    uninterrupted: Callable[..., Any],
+    same_outcomes: Callable[..., None],
+    store: Database,
+    eventually: Eventually,
+) -> None:
+    remediator = RemediatorApp(settings)
+    await remediator.start()
+    job = make_job(words=("--steps", str(STEPS), "--pause", str(STEP_S)))
+    name = job.name
+    try:
+        await eventually(lambda: has(standbys_ready(store, name, RANKS + 1), 1), deadline_s=WAIT_S)
+        job.open_gate()
+        await eventually(lambda: has(furthest_step(store, name), True), deadline_s=WAIT_S)
+        wanted = await ask_for(store, name, rank=1)
+        await eventually(lambda: has(status_of(store, wanted), "succeeded"), deadline_s=WAIT_S)
+        await eventually(lambda: all_ended(job), deadline_s=WAIT_S)
+        whole = uninterrupted(PROGRAM, "--steps", str(STEPS), ranks=RANKS)
+        same_outcomes(job.outcomes(), whole, replayed_max=0)
+        async with store.transaction() as session:
+            row = await RepairRepository(session).action(wanted)
+            assert row is not None
+            phases = await RepairRepository(session).phases(name, row.attempt, [row.generation])
+        assert (row.replayed, row.reason) == (0, "resumed")
+        steps = [phase for phase in phases if phase.phase == "first_step"]
+        assert sorted(phase.rank for phase in steps) == list(range(RANKS))
+    except BaseException:
+        print(job.output())
+        raise
+    finally:
+        await remediator.stop()
+
+
+async def furthest_step(store: Database, job: str) -> bool:
+    async with store.transaction() as session:
+        rows = await RepairRepository(session).members_page([job], [], None, 100)
+    return max((row.step for row in rows), default=-1) >= 2
+
+
+async def ask_for(store: Database, job: str, rank: int) -> str:
+    """A planned replacement that a person has asked for and approved, as the API writes it."""
+    now = datetime.now(UTC)
+    async with store.transaction() as session:
+        repairs = RepairRepository(session)
+        (attempt,) = {row.attempt for row in await repairs.members_page([job], [], None, 100)}
+        row = RepairAction(
+            id=f"act-{job}", job=job, attempt=attempt, incident_id=None, kind="planned_swap",
+            cause="requested",
+            status="approved", mode="approve", reason="proposed", message="wanted elsewhere", ranks=str(rank),
+            leavers=[], joiners=[], generation=0, step=-1, replayed=0, requested_by="test", decided_by="test",
+            note="", cancel_requested=False, created_at=now, expires_at=now + timedelta(seconds=900),
+            decided_at=now, dispatched_at=None, ended_at=None, updated_at=now, version=1,
+        )  # fmt: skip
+        repairs.add(row)
+        await session.flush()
+        await repairs.look_at(job, attempt, now)
+    return f"act-{job}"
+
+
+async def status_of(store: Database, action: str) -> str:
+    async with store.transaction() as session:
+        row = await RepairRepository(session).action(action)
+    return "" if row is None else row.status

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs_torch
 PROGRAM = str(Path(__file__).parent / "programs" / "repaired.py")
 RANKS = 4
 STEPS = 60
-WORDS = ("--steps", str(STEPS), "--pause", "0.02")
+WORDS = ("--steps", str(STEPS), "--pause", "0.03")
 PAUSED = re.compile(r"training stood still for (\d+\.\d) ms")
 ENDS = ("resumed", "rolled_back", "recovery", "retry", "fallback")
 
@@ -114,7 +114,6 @@ def test_a_joiner_that_dies_while_it_is_prepared_rolls_it_back(
     job.controller.planned(1)
     os.kill(joiner, signal.SIGKILL)
     job.await_that(lambda: ends(job) == ["rolled_back"])
-    job.await_that(lambda: min(job.controller.steps().values()) >= STEPS - 2)
     job.await_end()
     assert ends(job) == ["rolled_back"], job.output()
     same_outcomes(job.outcomes(), whole, replayed_max=0)
