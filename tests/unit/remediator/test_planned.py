@@ -98,3 +98,19 @@ def test_a_death_while_it_is_prepared_is_repaired(rig: Rig) -> None:
         CommandKind.PREPARE, CommandKind.CANCEL, CommandKind.REBUILD,
     ]  # fmt: skip
     assert rig.sent[-1].generation > rig.sent[0].generation
+
+
+def test_a_leaver_that_ends_is_no_fault_and_no_end_of_the_job(rig: Rig) -> None:
+    switch(rig)
+    rig.phase("m0", RecoveryPhase.RENDEZVOUS)
+    rig.kill("m2", 0)
+    assert rig.sent[-1].kind is CommandKind.SWITCH
+    assert closed(rig.finish()).status is ActionStatus.SUCCEEDED
+    assert rig.kill("m3").job.action is not None, "whoever is lost later is replaced"
+
+
+def test_the_end_of_a_leaver_may_be_heard_of_after_the_switch(rig: Rig) -> None:
+    switch(rig)
+    rig.finish()
+    assert rig.kill("m2", 0).reason is Reason.UNKNOWN_MEMBER
+    assert not rig.job.over

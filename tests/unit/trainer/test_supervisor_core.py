@@ -246,16 +246,26 @@ def test_what_is_prepared_is_answered_in_the_name_of_the_generation_that_it_is_f
     assert job.supervisor._book.generation == 0, "nobody is in it yet"
 
 
-def test_a_leaver_is_ended_once_it_has_left_and_no_sooner(running: Any) -> None:
+def test_a_leaver_that_has_left_ends_by_itself_and_another_child_stands_by(running: Any) -> None:
     job = running(PACELINE_RESPAWN_AFTER_S="1")
-    order = planned(job, OrderKind.SWITCH, "other", "joiner")
+    answers(job, planned(job, OrderKind.SWITCH, "other", "joiner"))
+    job.children[0].code = 0
     job.turn()
-    assert job.children[0].signals == []
-    answers(job, order)
-    assert job.children[0].signals == [signal.SIGKILL]
-    job.turn()
+    assert job.status is None
     job.turn(1.1)
     assert [child.role for child in job.children] == ["member", "standby"]
+    assert job.children[0].signals == []
+
+
+def test_a_leaver_that_does_not_end_is_killed(running: Any) -> None:
+    job = running(PACELINE_RESPAWN_AFTER_S="-1")
+    answers(job, planned(job, OrderKind.SWITCH, "other", "joiner"))
+    job.turn(2.9)
+    assert job.children[0].signals == []
+    job.turn(0.2)
+    assert job.children[0].signals == [signal.SIGKILL]
+    job.turn()
+    assert job.status == 0, "the launcher sees a worker that has done its part"
 
 
 def test_a_switch_that_was_called_off_ends_nobody(running: Any) -> None:

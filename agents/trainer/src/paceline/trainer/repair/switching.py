@@ -7,7 +7,6 @@ thread votes, and then stays in the new groups, hands its state over, or takes a
 import logging
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ log = logging.getLogger("paceline")
 STEPS_TIMED = 16
 AGREE_S = 0.05  # that an agreement on a boundary may take without a rank having to wait for it
 LEAD_STEPS_MAX = 50
-LEAVE_S = 5.0  # after its state has gone, until the supervisor ends a leaver
 
 
 @dataclass
@@ -188,7 +186,7 @@ class Switching:
         self._first_step_s = self._clock()
 
     def _hand_over(self, part: Replacement, step: int) -> None:
-        """The leaver's: its state goes to the joiner, and its supervisor ends this process."""
+        """The leaver's: its state goes to the joiner, and this process ends here, with status 0."""
         assert part.pair is not None
         assert part.switch_order is not None
         try:
@@ -200,7 +198,6 @@ class Switching:
         sys.stdout.flush()
         sys.stderr.flush()
         self._control.answer(part.switch_order, OrderOutcome.DONE, f"has left after step {step}")
-        time.sleep(LEAVE_S)
         os._exit(0)
 
     def _await_place(self) -> int:

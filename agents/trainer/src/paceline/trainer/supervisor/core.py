@@ -40,6 +40,7 @@ LAST_WORDS_S = 0.5
 TICK_S = 1.0
 DYING_S = 3.0  # that a process with an uncaught exception may take to end
 NO_RANK = -1
+LEAVE_S = 3.0  # that a child whose state has gone to a joiner may take to end
 PASSED_MAX = 16  # orders that a child has not answered
 STANDBY_STARTS_MAX = 4  # of a standby that fails without a seat, in doubling pauses
 STANDBY_PAUSE_S = 1.0  # the first of them, at least
@@ -209,7 +210,7 @@ class Supervisor:
         self._passed.clear()
         child.close()
         self._child = None
-        if self._ends or child.code == 0:
+        if self._ends or (child.code == 0 and self._respawn_at_s is None):
             self._status = status_of(child.code) if self._wanted is None else self._wanted
         elif not self._seated and self._respawn_at_s is None:
             self._miss_standby(child.code)
@@ -288,7 +289,9 @@ class Supervisor:
         if any(one.member == self._settings.member for one in members):
             self._seated, self._fresh_starts = True, 0
         else:
+            # It ends by itself, with status 0: nobody shall take its end for a fault.
             self._retire()
+            self._kill_at_s = self._clock() + LEAVE_S
 
     def _fence(self, order: Order) -> None:
         pid, start = order.arguments.get("pid", ""), order.arguments.get("pid_start", "")
@@ -328,10 +331,12 @@ class Supervisor:
             self._answer(order, OrderOutcome.DONE, "stands by still")
             return
         self._retire()
+        if self._child is not None:
+            self._child.send_signal(signal.SIGKILL)
         self._answer(order, OrderOutcome.DONE, "left: the new generation is without this member")
 
     def _retire(self) -> None:
-        """End what is left of the child; a fresh one stands by later."""
+        """The child has no place any more: a fresh one stands by later."""
         self._seated = False
         self._join = None
         if self._settings.respawn_s is not None:
@@ -340,8 +345,6 @@ class Supervisor:
             self._status = 0
         else:
             self._ends, self._wanted = True, 0
-        if self._child is not None:
-            self._child.send_signal(signal.SIGKILL)
 
     def _join_cold(self, order: Order, mine: Member, world_size: int) -> None:
         self._join = order

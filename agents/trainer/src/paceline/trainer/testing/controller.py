@@ -1,6 +1,5 @@
 """A controller of recoveries for tests: the agent's socket, the platform's messages, one thread."""
 
-import os
 import select
 import socket
 import threading
@@ -244,15 +243,16 @@ class LocalController:
             if recovery.sent and message.member in planned and message.code != 0:
                 self._again(message.member)
             return
-        if message.code == 0 and rank >= 0:
+        holder = self._members().get(rank)
+        if holder is None or holder.hello.member != message.member:
+            return  # a standby, or one that has left its place
+        if message.code == 0:
             self._finished.add(rank)
             if len(self._finished) == self._world_size:
                 self._release()
-        elif rank >= 0 and not self._over and not self._finished:
-            holder = self._members().get(rank)
-            if holder is not None and holder.hello.member == message.member:  # not one that has left it
-                self._suspect = None
-                self._replace((rank,))
+        elif not self._over and not self._finished:
+            self._suspect = None
+            self._replace((rank,))
 
     def _ends_planned(self, message: ChildExit) -> bool:
         """Whether it is the end of a leaver that has left; any other of a participant rolls it back."""
@@ -482,8 +482,3 @@ def _is_stopped(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):
         return False
-
-
-def short_folder() -> str:
-    """A parent for sockets, whose paths have at most 107 bytes."""
-    return os.environ.get("TMPDIR", "/tmp") if len(os.environ.get("TMPDIR", "")) < 40 else "/tmp"  # noqa: S108

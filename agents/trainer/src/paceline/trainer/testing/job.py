@@ -15,7 +15,7 @@ from typing import Protocol
 
 from paceline.trainer.supervisor import ROLE_VARIABLE
 from paceline.trainer.supervisor.settings import RESPAWN_VARIABLE, WAIT_VARIABLE
-from paceline.trainer.testing.controller import LocalController, short_folder
+from paceline.trainer.testing.controller import LocalController
 from paceline.trainer.testing.faults import FAULTS_VARIABLE, Fault, faults_text
 
 GATE_VARIABLE = "PACELINE_TEST_GATE"  # a file that appears when the first step may begin
@@ -299,6 +299,11 @@ def _read_outcome(folder: Path, rank: int) -> Outcome:
                 contradictions.append(number)
         steps[number] = step
     return Outcome(digest, steps, replayed, tuple(contradictions))
+
+
+def short_folder() -> str:
+    """A parent for sockets, whose paths have at most 107 bytes."""
+    return os.environ.get("TMPDIR", "/tmp") if len(os.environ.get("TMPDIR", "")) < 40 else "/tmp"  # noqa: S108
 
 
 def free_port() -> int:
