@@ -62,6 +62,7 @@ class RepairedJob:
 
     def __init__(self, store: Database, job: str, attempt: str, lost: int) -> None:
         self.store, self.job, self.attempt, self.lost = store, job, attempt, lost
+        self.now_s = time.time()  # moves with events only: a slow machine misses no deadline of a phase
         self.context = Context(b"a key of the whole cluster", Policy(RepairMode.APPROVE), "http://console")
 
     def record(self, name: str, rank: int, *, ready: bool = True) -> MemberRecord:
@@ -71,7 +72,7 @@ class RepairedJob:
             role=Role.MEMBER if rank >= 0 else Role.STANDBY, rank=rank, pid=9000 + number,
             child_pid=1000 + number, child_pid_start=3000 + number, generation=0, step=40,
             store=f"{node}:1", replica=f"{node}:2", failure_domain=node[9:16], ready=ready, world_size=RANKS,
-            support=Support.VERIFIED, lease_s=0.0, left=False, at_unix_s=time.time(),
+            support=Support.VERIFIED, lease_s=0.0, left=False, at_unix_s=self.now_s,
         )  # fmt: skip
 
     async def supervise(self) -> None:
@@ -79,16 +80,17 @@ class RepairedJob:
         records += [self.record(name_of(90), -1), self.record(name_of(91), -1, ready=False)]
         async with self.store.transaction() as session:
             await RepairRepository(session).put_members(
-                [member_values(each) | {"updated_at": from_unix(time.time())} for each in records]
+                [member_values(each) | {"updated_at": from_unix(self.now_s)} for each in records]
             )
 
     async def happens(self, event: Event) -> Step:
+        self.now_s += 0.01
         async with self.store.transaction() as session:
-            return await apply(session, self.job, self.attempt, event, time.time(), self.context, "")
+            return await apply(session, self.job, self.attempt, event, self.now_s, self.context, "")
 
     async def dies(self, incident: str) -> None:
         """The rank that is lost is killed, and the incident says so a moment later."""
-        now = time.time()
+        now = self.now_s
         await self.happens(ProcessExit("exit", now, self.lost, "", 1000 + self.lost, 3000 + self.lost, -9))
         words = f"rank {self.lost} was killed by signal 9"
         cause = RepairCause.PROCESS_EXIT
@@ -112,7 +114,7 @@ class RepairedJob:
         moved = 3_200_000 if phase is RecoveryPhase.OPTIMIZER and rank == self.lost else 0
         report = RecoveryReport(
             f"rep_{name}_{phase.value}", ReportKind.PHASE, name.partition("-4")[0], self.job, self.attempt,
-            name, rank, 1, time.time(), phase=phase, duration_ms=duration_ms, step=41, replayed=1,
+            name, rank, 1, self.now_s, phase=phase, duration_ms=duration_ms, step=41, replayed=1,
             bytes=moved,
         )  # fmt: skip
         async with self.store.transaction() as session:

@@ -29,7 +29,7 @@ try {
   await proposal.getByText("approved", { exact: true }).waitFor();
   say("approved");
   const repair = page.getByRole("region", { name: "Repair" });
-  await repair.getByText(/^Resumed at step/).waitFor({ timeout: 60_000 });
+  await repair.getByText(/^Resumed at step/).waitFor({ timeout: 120_000 });
   const ended = await repair.getByRole("status").innerText();
   const phases = await repair.getByRole("list", { name: /Phases of generation/ }).innerText();
   const sameLoad = await page.evaluate(() => window.markerOfThisLoad === true);
