@@ -92,7 +92,7 @@ describe("did it happen", () => {
   });
 
   it("counts members, and whoever joins has detected nothing", () => {
-    const rows = phaseRows(RECOVERY, ["s0"], formatBytes);
+    const rows = phaseRows(RECOVERY, ["s0"], false, formatBytes);
     expect(rows.map((row) => [row.key, row.state, row.durationMs, row.detail])).toEqual([
       ["detect", "done", 40, "1 of 1 members"],
       ["rendezvous", "done", 95, "2 of 2 members, slowest rank 1"],
@@ -101,13 +101,35 @@ describe("did it happen", () => {
       ["resume", "pending", null, "0 of 2 members"],
       ["first_step", "pending", null, "0 of 2 members"],
     ]);
-    const ended = phaseRows({ ...RECOVERY, ended_at: RECOVERY.started_at }, ["s0"], formatBytes);
+    const ended = phaseRows(
+      { ...RECOVERY, ended_at: RECOVERY.started_at },
+      ["s0"],
+      false,
+      formatBytes,
+    );
     expect(ended.find((row) => row.key === "optimizer")?.state).toBe("failed");
+  });
+
+  it("asks of a planned replacement only what it does: who stays restores nothing", () => {
+    const rows = phaseRows(RECOVERY, ["s0"], true, formatBytes);
+    expect(rows.map((row) => row.key)).toEqual([
+      "detect",
+      "rendezvous",
+      "optimizer",
+      "resume",
+      "first_step",
+    ]);
+    expect(rows.find((row) => row.key === "optimizer")).toMatchObject({
+      state: "done",
+      detail: "1 of 1 members, 3.2 MB",
+    });
   });
 
   it("counts a phase that a member has told twice once, and names what failed", () => {
     const again = { ...RECOVERY, phases: [...RECOVERY.phases, phase("m0", 0, "rendezvous", 120)] };
-    expect(phaseRows(again, ["s0"], formatBytes)[1]?.detail).toBe("2 of 2 members, slowest rank 0");
+    expect(phaseRows(again, ["s0"], false, formatBytes)[1]?.detail).toBe(
+      "2 of 2 members, slowest rank 0",
+    );
     const failed = phase("s0", 1, "resume", 0, { kind: "result", phase: null, outcome: "lost" });
     expect(refusals({ ...RECOVERY, phases: [...RECOVERY.phases, failed] })).toEqual([failed]);
   });

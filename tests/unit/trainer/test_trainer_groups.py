@@ -1,14 +1,17 @@
 """Generations and operations in flight, with a double of the backend's Work; no torch."""
 
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from paceline.trainer.groups.backends import RebuildBackend
 from paceline.trainer.groups.errors import GenerationEnded, PeerLost
 from paceline.trainer.groups.generation import Generation
 from paceline.trainer.groups.pending import Pending, WaitThreads
 from paceline.trainer.groups.plan import GroupSpec, same_place
+from paceline.trainer.groups.registry import Groups, Prepared
 
 GUARD_S = 20.0
 
@@ -203,3 +206,13 @@ def test_keys_of_equal_rank_lists_differ() -> None:
     first, second = GroupSpec("1", "", (0, 1), 0), GroupSpec("2", "", (0, 1), 1)
     assert first.key != second.key
     assert GroupSpec("3", "", (0, 1), 0).key == first.key
+
+
+def test_a_group_that_was_made_since_is_not_covered_by_what_was_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = Groups(SimpleNamespace(), cast(RebuildBackend, SimpleNamespace()))
+    prepared = Prepared(1, 0, 2, None, {0: object(), 1: object()}, {0: 0, 1: 1}, 0.0)
+    for indexes, covered in (((0, 1), True), ((0,), True), ((0, 1, 2), False)):
+        monkeypatch.setattr(groups, "living", lambda held=indexes: dict.fromkeys(held))
+        assert groups.is_covered(prepared) is covered

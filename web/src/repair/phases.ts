@@ -51,15 +51,21 @@ function sumPhase(recovery: Recovery, phase: Phase): PhaseSum | null {
 export function phaseRows(
   recovery: Recovery,
   joiners: readonly string[],
+  planned: boolean,
   formatBytes: (bytes: number) => string,
 ): readonly StepRow[] {
   const seats = recovery.seats.length;
   const joined = recovery.seats.filter((seat) => joiners.includes(seat.member)).length;
   const ended = recovery.ended_at !== null;
+  const wantedIn: Partial<Record<Phase, number>> = {
+    detect: seats - joined, // who joins has detected nothing
+    ...(planned ? { optimizer: joined } : {}), // who stays keeps what it has
+  };
   return PHASES.flatMap(([phase, title]) => {
     const sum = sumPhase(recovery, phase);
-    if (sum === null && OPTIONAL.includes(phase)) return [];
-    const wanted = phase === "detect" ? seats - joined : seats; // who joins has detected nothing
+    if (sum === null && (OPTIONAL.includes(phase) || (planned && phase === "parameters")))
+      return [];
+    const wanted = wantedIn[phase] ?? seats;
     const members = sum?.members ?? 0;
     const whole = members >= wanted;
     const parts = [`${members} of ${wanted} members`];

@@ -25,6 +25,7 @@ export function RecoveryProgress({ action }: { readonly action: RepairAction }) 
               key={recovery.id}
               recovery={recovery}
               joiners={action.joiners}
+              planned={action.kind === "planned_swap"}
               live={!isOver(action)}
             />
           ))}
@@ -52,10 +53,11 @@ function Ending({ outcome }: { readonly outcome: Outcome }) {
 interface GenerationProps {
   readonly recovery: Recovery;
   readonly joiners: readonly string[];
+  readonly planned: boolean;
   readonly live: boolean;
 }
 
-function Generation({ recovery, joiners, live }: GenerationProps) {
+function Generation({ recovery, joiners, planned, live }: GenerationProps) {
   const failed = refusals(recovery);
   const state =
     recovery.ended_at === null && live
@@ -74,7 +76,7 @@ function Generation({ recovery, joiners, live }: GenerationProps) {
       </SmallHeading>
       <Steps
         label={`Phases of generation ${recovery.generation}`}
-        rows={phaseRows(recovery, joiners, formatBytes)}
+        rows={phaseRows(recovery, joiners, planned, formatBytes)}
       />
       {failed.length > 0 && (
         <ul aria-label="What members could not do" className="mt-1 grid gap-1">

@@ -239,6 +239,10 @@ class Groups:
             )
         return Prepared(generation, rank, size, own, inner, places, (self._clock() - started) * 1e3)
 
+    def is_covered(self, prepared: Prepared) -> bool:
+        """Whether no group was made since: one that was not prepared would stay in what ends."""
+        return self.living().keys() <= prepared.inner.keys()
+
     def switch(self, prepared: Prepared) -> Report:
         """Swap in what was prepared; at a step boundary, no operation in flight is carried over."""
         started = self._clock()

@@ -152,9 +152,12 @@ class Switching:
         import torch
         import torch.distributed as dist
 
-        is_ready = part.is_ready and self._protection.has_copy(step)
+        is_covered = part.prepared is None or self._groups.is_covered(part.prepared)
+        is_ready = part.is_ready and is_covered and self._protection.has_copy(step)
         ballot = Ballot(self._size)
-        total = torch.tensor([ballot.vote(Preparing.READY if is_ready else Preparing.FAILED)])
+        vote = ballot.vote(Preparing.READY if is_ready else Preparing.FAILED)
+        # The script may have set other defaults.
+        total = torch.tensor([vote], dtype=torch.float32, device="cpu")
         dist.all_reduce(total)
         decision = ballot.decide(float(total))
         if decision is not Decision.SWITCH:
