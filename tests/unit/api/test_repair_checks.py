@@ -120,6 +120,12 @@ def test_observe_refuses_whatever_else_holds() -> None:
     )  # fmt: skip
 
 
+def test_a_stop_switch_of_another_cause_of_it_is_on() -> None:
+    row = action(reason="stop_switch")
+    found = {check.name: check for check in build_checks(row, facts())}[CheckName.STOP_SWITCH]
+    assert (found.state, found.reason) == (CheckState.REFUSED, "stop_switch")
+
+
 def test_places_say_who_leaves_and_who_joins() -> None:
     (place,) = build_places(action(), facts())
     assert (place.rank, place.leaver, place.leaver_node) == (1, "m1", "n-m1")

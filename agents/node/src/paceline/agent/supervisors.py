@@ -139,7 +139,7 @@ class Supervisors:
             return
         if self._child_is_gone(guest):
             guest.hello = replace(guest.hello, child_pid=0, child_pid_start=0)
-        elif len(self._orphans) < ORPHANS_MAX:
+        elif guest.shares_pids and len(self._orphans) < ORPHANS_MAX:  # the end of others is never seen here
             self._orphans[_name_of(guest.hello)] = guest
         record = self._record(guest, left=True)
         self._tell(record)

@@ -130,6 +130,8 @@ def _stop_switch(check: CheckRead, row: RepairAction, facts: Facts) -> Found:
     if on:
         whose = "all jobs" if any(each.job == "" for each in on) else "this job"
         return CheckState.REFUSED, "stop_switch", f"on for {whose}, by {on[0].updated_by}"
+    if check.state is CheckState.REFUSED:
+        return check.state, check.reason, "on for another cause of it"
     return CheckState.MET, "", "off"
 
 
