@@ -5,7 +5,7 @@ import pytest
 from paceline.contracts.commands import CommandKind
 from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, parse_members
 from paceline.contracts.repair import ActionStatus, RepairCause, RepairState
-from paceline.remediator.model import Action, Closed, Judged, Reason, Step
+from paceline.remediator.model import Action, Closed, Judged, MemberError, Reason, Step
 from tests.unit.remediator.conftest import Rig
 
 
@@ -114,3 +114,20 @@ def test_the_end_of_a_leaver_may_be_heard_of_after_the_switch(rig: Rig) -> None:
     rig.finish()
     assert rig.kill("m2", 0).reason is Reason.UNKNOWN_MEMBER
     assert not rig.job.over
+
+
+def error(rig: Rig, name: str, generation: int = 0) -> Step:
+    return rig.feed(MemberError(rig.new_id(), rig.now_s, name, generation, "timed out"))
+
+
+def test_an_error_after_a_rollback_is_one_of_the_generation_in_which_all_train(rig: Rig) -> None:
+    switch(rig)
+    rig.answer("m1", OrderOutcome.REFUSED, "cancelled: somebody cannot switch")
+    rolled_back = rig.job.generation
+    error(rig, "m3")
+    assert rig.tick(0.6).reason is Reason.REBUILD
+    assert rig.sent[-1].kind is CommandKind.RETRY
+    assert rig.sent[-1].generation > rolled_back
+    assert error(rig, "m3").reason is Reason.OLD_GENERATION, "what is repaired already has no echo"
+    assert closed(rig.finish()).status is ActionStatus.SUCCEEDED
+    assert error(rig, "m3").reason is Reason.OLD_GENERATION

@@ -185,9 +185,9 @@ def error(job: JobRepair, event: MemberError, world: World) -> Step:
     limits = world.policies.of(RepairCause.TRANSIENT).limits
     if world.now_s - event.at_s > limits.event_s_max:
         return Step(job, (), Reason.STALE)
-    if event.generation < job.said_generation:
-        return Step(job, (), Reason.OLD_GENERATION)
     action, mode = job.action, world.policies.of(RepairCause.TRANSIENT).mode
+    if event.generation < job.said_generation and not _lives_in(event, action, world):
+        return Step(job, (), Reason.OLD_GENERATION)
     if action is not None and (
         action.status.is_under_way or MODES.index(mode) <= MODES.index(mode_of(action, world))
     ):
@@ -207,6 +207,14 @@ def error(job: JobRepair, event: MemberError, world: World) -> Step:
         f"rank {seat.rank}: {event.message[:300]} ({count})", world.now_s + limits.error_s,
     )  # fmt: skip
     return raise_fault(job, fault, world)
+
+
+def _lives_in(event: MemberError, action: Action | None, world: World) -> bool:
+    """Whether its generation is the one in which its member trains, although a newer one was opened: a
+    planned replacement that was rolled back leaves everybody in the one before."""
+    told = world.get(event.member)
+    is_idle = action is None or not action.status.is_under_way
+    return is_idle and told is not None and told.generation == event.generation
 
 
 def judged(job: JobRepair, event: Judged, world: World) -> Step:
