@@ -1,11 +1,14 @@
 """A planned replacement: everybody prepares, then switches; who is healthy is killed by nothing of it."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from paceline.contracts.commands import CommandKind
 from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, parse_members
 from paceline.contracts.repair import ActionStatus, RepairCause, RepairState
-from paceline.remediator.model import Action, Closed, Judged, MemberError, Reason, Step
+from paceline.remediator.model import Action, Closed, Judged, MemberError, OrderAnswer, Reason, Step
 from tests.unit.remediator.conftest import Rig
 
 
@@ -131,3 +134,41 @@ def test_an_error_after_a_rollback_is_one_of_the_generation_in_which_all_train(r
     assert error(rig, "m3").reason is Reason.OLD_GENERATION, "what is repaired already has no echo"
     assert closed(rig.finish()).status is ActionStatus.SUCCEEDED
     assert error(rig, "m3").reason is Reason.OLD_GENERATION
+
+
+@pytest.mark.parametrize("ordered", [start, switch])
+@pytest.mark.parametrize("name", ["m2", "m3"])
+def test_an_error_before_anybody_has_switched_rolls_it_back_and_is_retried(
+    rig: Rig, ordered: Callable[[Rig], None], name: str
+) -> None:
+    ordered(rig)
+    assert closed(error(rig, name)).status is ActionStatus.ROLLED_BACK
+    refused = OrderAnswer("r", rig.now_s, name, 1, "cmd-1-0", OrderOutcome.REFUSED, "a recovery begins")
+    assert rig.feed(refused).reason is Reason.NOTHING_DUE
+    rig.tick(0.6)
+    assert [order.kind for order in rig.sent][-2:] == [CommandKind.CANCEL, CommandKind.RETRY]
+    assert set(rig.sent[-1].members) == {"m0", "m1", "m2", "m3"}
+    assert rig.feed(replace(refused, id="r2")).reason is Reason.OLD_GENERATION
+    assert closed(rig.finish()).status is ActionStatus.SUCCEEDED
+
+
+def test_an_error_of_a_joiner_or_after_somebody_has_switched_rolls_nothing_back(rig: Rig) -> None:
+    switch(rig)
+    error(rig, "s1")
+    assert rig.job.state is RepairState.REBUILDING
+    rig.phase("m0", RecoveryPhase.RENDEZVOUS)
+    error(rig, "m3")
+    assert rig.job.state is RepairState.REBUILDING
+    assert rig.sent[-1].kind is CommandKind.SWITCH
+
+
+@pytest.mark.parametrize("how", ["left", "entered"])
+def test_who_has_left_or_entered_has_switched_although_no_phase_was_read(rig: Rig, how: str) -> None:
+    switch(rig)
+    if how == "left":
+        rig.answer("m2")
+    else:
+        rig.change("m1", generation=1)
+    error(rig, "m3")
+    assert rig.job.state is RepairState.REBUILDING
+    assert rig.sent[-1].kind is CommandKind.SWITCH

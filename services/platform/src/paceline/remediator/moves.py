@@ -306,6 +306,19 @@ def switch(job: JobRepair, action: Action, world: World) -> Step:
     return _order_rebuild(job, action, world, Reason.SWITCH)
 
 
+def is_not_begun(job: JobRepair, action: Action, world: World) -> bool:
+    """A planned replacement of which nobody has switched, as far as anybody has said: all of them, the leaver
+    too, train in the generation before."""
+    if job.state is RepairState.PREPARING:
+        return True
+    if job.state is not RepairState.REBUILDING or action.kind is not RepairKind.PLANNED_SWAP:
+        return False
+    has_left = action.leaver_names & set(action.done)
+    found = (world.get(seat.member) for seat in action.seats)
+    has_entered = any(one is not None and one.generation >= action.generation for one in found)
+    return not (action.reached or has_left or has_entered)
+
+
 def roll_back(job: JobRepair, action: Action, world: World, reason: Reason) -> Step:
     """Forget what was prepared; training has gone on all the time."""
     names = tuple(dict.fromkeys(seat.member for seat in (*action.seats, *action.leavers)))

@@ -26,8 +26,8 @@ from paceline.remediator.model import (
     Step,
     World,
 )
-from paceline.remediator.moves import given_up, rebuild_without, roll_back
-from paceline.remediator.planning import is_complete, lost_seats, newest, open_seats
+from paceline.remediator.moves import given_up, is_not_begun, rebuild_without, roll_back
+from paceline.remediator.planning import current_seats, is_complete, lost_seats, newest, open_seats
 from paceline.remediator.proposals import Fault, raise_fault, withdraw
 
 # SIGTERM and SIGINT, as a signal and as a shell or a handler turns them into a status.
@@ -186,7 +186,12 @@ def error(job: JobRepair, event: MemberError, world: World) -> Step:
     if world.now_s - event.at_s > limits.event_s_max:
         return Step(job, (), Reason.STALE)
     action, mode = job.action, world.policies.of(RepairCause.TRANSIENT).mode
-    if event.generation < job.said_generation and not _lives_in(event, action, world):
+    if action is not None and _breaks_planned(job, action, event, world):
+        step = roll_back(job, action, world, Reason.ROLLED_BACK)  # its session has dropped what it prepared
+        then = error(step.job, event, world)
+        return replace(then, effects=(*step.effects, *then.effects))
+    is_idle = action is None or not action.status.is_under_way
+    if event.generation < job.said_generation and not (is_idle and _lives_in(event, world)):
         return Step(job, (), Reason.OLD_GENERATION)
     if action is not None and (
         action.status.is_under_way or MODES.index(mode) <= MODES.index(mode_of(action, world))
@@ -209,12 +214,18 @@ def error(job: JobRepair, event: MemberError, world: World) -> Step:
     return raise_fault(job, fault, world)
 
 
-def _lives_in(event: MemberError, action: Action | None, world: World) -> bool:
+def _lives_in(event: MemberError, world: World) -> bool:
     """Whether its generation is the one in which its member trains, although a newer one was opened: a
     planned replacement that was rolled back leaves everybody in the one before."""
     told = world.get(event.member)
-    is_idle = action is None or not action.status.is_under_way
-    return is_idle and told is not None and told.generation == event.generation
+    return told is not None and told.generation == event.generation
+
+
+def _breaks_planned(job: JobRepair, action: Action, event: MemberError, world: World) -> bool:
+    """Whether a planned replacement under way is of the generation whose error this is, and not begun."""
+    if not (action.status.is_under_way and is_not_begun(job, action, world) and _lives_in(event, world)):
+        return False
+    return event.member in {seat.member for seat in current_seats(job, world.members)}
 
 
 def judged(job: JobRepair, event: Judged, world: World) -> Step:
