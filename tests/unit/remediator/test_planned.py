@@ -172,3 +172,60 @@ def test_who_has_left_or_entered_has_switched_although_no_phase_was_read(rig: Ri
     error(rig, "m3")
     assert rig.job.state is RepairState.REBUILDING
     assert rig.sent[-1].kind is CommandKind.SWITCH
+
+
+@pytest.mark.parametrize("name", ["m2", "m3"])
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_death_before_anybody_has_switched_is_repaired_alone(rig: Rig, name: str, spare: bool) -> None:
+    """The leaver's own, or that of one that stays: nobody else is killed, and one standby is enough."""
+    if not spare:
+        del rig.members["s0"]
+    switch(rig)
+    step = rig.kill(name)
+    assert closed(step).status is ActionStatus.ROLLED_BACK
+    assert [order.kind for order in rig.sent][1:] == [
+        CommandKind.SWITCH, CommandKind.CANCEL, CommandKind.REBUILD,
+    ]  # fmt: skip
+    assert set(rig.sent[-1].members) >= {"m0", "m1", "m2", "m3"}
+    seats = {one.member for one in parse_members(rig.sent[-1].arguments["members"])}
+    assert {"m0", "m1", "m2", "m3"} - seats == {name}
+    refused = OrderAnswer("r", rig.now_s, name, 1, "cmd-1-0", OrderOutcome.REFUSED, "it ended with -9")
+    assert rig.feed(refused).reason is Reason.OLD_GENERATION
+    assert closed(rig.finish()).status is ActionStatus.SUCCEEDED
+
+
+def test_the_death_of_a_joiner_before_anybody_has_switched_costs_nothing_but_the_switch(rig: Rig) -> None:
+    switch(rig)
+    assert closed(rig.kill("s1")).status is ActionStatus.ROLLED_BACK
+    assert rig.sent[-1].kind is CommandKind.CANCEL
+    assert (rig.job.state, rig.job.action) == (RepairState.HEALTHY, None)
+
+
+@pytest.mark.parametrize("changes", [{"left": True}, {"left": True, "child_pid": 0, "child_pid_start": 0}])
+@pytest.mark.parametrize("name", ["s1", "m3"])
+def test_who_is_lost_by_the_registry_before_anybody_has_switched_costs_nobody_else(
+    rig: Rig, name: str, changes: dict[str, object]
+) -> None:
+    switch(rig)
+    rig.change(name, **changes)
+    rig.tick()
+    step = rig.tick(6.1)
+    assert closed(step).status is ActionStatus.ROLLED_BACK
+    assert rig.sent[-1].kind is CommandKind.CANCEL
+    assert CommandKind.FENCE not in {order.kind for order in rig.sent}
+
+
+def test_a_death_after_somebody_has_switched_opens_one_more_generation_without_the_leaver(rig: Rig) -> None:
+    switch(rig)
+    rig.phase("m0", RecoveryPhase.RENDEZVOUS)
+    rig.kill("m3")
+    assert rig.sent[-1].kind is CommandKind.FENCE
+    assert rig.sent[-1].members == ("m2",)
+
+
+def test_a_leaver_that_has_answered_may_end_in_any_way(rig: Rig) -> None:
+    switch(rig)
+    rig.answer("m2")
+    rig.kill("m2", -9)  # by its supervisor, which gave it a while
+    assert rig.sent[-1].kind is CommandKind.SWITCH
+    assert closed(rig.finish()).status is ActionStatus.SUCCEEDED

@@ -362,6 +362,8 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
         job = replace(job, action=action)
     silent = [seat for seat in lost if not is_proven_gone(seat, world)]
     if lost and world.now_s - action.lost_since_s >= (RECONNECT_S if silent else LOST_S):
+        if is_not_begun(job, action, world):  # who is lost is replaced by its own fault, and nobody else
+            return roll_back(job, action, world, Reason.ROLLED_BACK)
         return rebuild_without(job, replace(action, lost_since_s=0.0), lost, world)
     if not late:
         return Step(job, (), Reason.NOTHING_DUE)

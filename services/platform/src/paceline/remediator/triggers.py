@@ -116,11 +116,13 @@ def _exit_under_way(job: JobRepair, action: Action, seat: Seat, world: World) ->
     if job.state is RepairState.FALLBACK:
         action = replace(action, done=tuple(dict.fromkeys((*action.done, seat.member))))
         return given_up(replace(job, action=action), action, world, late=False)
-    if job.state is RepairState.PREPARING:
+    if is_not_begun(job, action, world):
         step = roll_back(job, action, world, Reason.ROLLED_BACK)
+        if seat.member in action.joiners:
+            return step  # it stood by, and the job goes on without it
         fault = Fault(
             f"{action.source}-died", RepairCause.PROCESS_EXIT, RepairKind.SWAP, (seat,),
-            f"rank {seat.rank} ended while its replacement was prepared", world.now_s, gone=(seat.member,),
+            f"rank {seat.rank} ended while a replacement was prepared", world.now_s, gone=(seat.member,),
         )  # fmt: skip
         then = raise_fault(step.job, fault, world)
         return replace(then, effects=(*step.effects, *then.effects))
