@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.contracts.commands import CommandKind
-from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, parse_members
+from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, Role, parse_members
 from paceline.contracts.repair import ActionStatus, RepairCause, RepairState
 from paceline.remediator.model import Action, Closed, Judged, MemberError, OrderAnswer, Reason, Step
 from tests.unit.remediator.conftest import Rig
@@ -229,3 +229,35 @@ def test_a_leaver_that_has_answered_may_end_in_any_way(rig: Rig) -> None:
     rig.kill("m2", -9)  # by its supervisor, which gave it a while
     assert rig.sent[-1].kind is CommandKind.SWITCH
     assert closed(rig.finish()).status is ActionStatus.SUCCEEDED
+
+
+def stand_by_again(rig: Rig, name: str) -> None:
+    """The supervisor of a leaver that has ended starts a standby."""
+    rig.change(name, role=Role.STANDBY, rank=-1, child_pid=7001, child_pid_start=7002, ready=True)
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_leaver_that_has_a_seat_again_has_not_finished(rig: Rig, planned: bool) -> None:
+    switch(rig)
+    rig.phase("m0", RecoveryPhase.RENDEZVOUS)
+    rig.kill("m2", 0)
+    rig.finish()
+    del rig.members["s0"]
+    stand_by_again(rig, "m2")
+    rig.now_s += 100
+    if planned:
+        rig.feed(Judged("slow2", rig.now_s, "inc_2", RepairCause.SLOW, True, (1,), (), "slow", rig.now_s))
+        for name in ("m0", "m1", "s1", "m3", "m2"):
+            rig.answer(name)
+        rig.phase("m0", RecoveryPhase.RENDEZVOUS)
+        rig.kill("m1", 0)
+    else:
+        rig.kill("m1")
+    assert "m2" in {seat.member for seat in (rig.job.action.seats if rig.job.action else ())}
+    rig.finish()
+    for name in ("m0", "s1", "m3"):
+        rig.kill(name, 0)
+    assert not rig.job.over, "one member still works"
+    assert CommandKind.RELEASE not in {order.kind for order in rig.sent}
+    rig.kill("m2", 0)
+    assert rig.job.over

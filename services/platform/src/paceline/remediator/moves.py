@@ -235,7 +235,13 @@ def rebuild(job: JobRepair, action: Action, world: World, plan: Plan | None = No
         action, generation=generation, attempt_no=0, rebuilds=action.rebuilds + 1, seats=plan.seats,
         joiners=tuple(dict.fromkeys((*action.joiners, *plan.joiners))), store=plan.store, wanting_s=0.0,
     )  # fmt: skip
-    return _order_rebuild(replace(job, generation=generation), action, world, Reason.REBUILD)
+    job = replace(job, generation=generation, finished=_without(job.finished, plan.joiners))
+    return _order_rebuild(job, action, world, Reason.REBUILD)
+
+
+def _without(finished: tuple[str, ...], joiners: tuple[str, ...]) -> tuple[str, ...]:
+    """Whoever joins has not finished, also where an earlier process of its supervisor had."""
+    return tuple(name for name in finished if name not in joiners)
 
 
 def _await_standby(job: JobRepair, action: Action, since_s: float, limits: RepairLimits) -> Step:
@@ -298,6 +304,7 @@ def prepare(job: JobRepair, action: Action, world: World, plan: Plan) -> Step:
         CommandKind.PREPARE, (*names, *leavers), generation, 0, limits.prepare_s, _group(action, world)
     )
     job = replace(job, generation=generation, state=RepairState.PREPARING, action=action)
+    job = replace(job, finished=_without(job.finished, plan.joiners))
     return Step(job, (order,), Reason.PREPARED)
 
 
