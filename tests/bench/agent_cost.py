@@ -128,7 +128,7 @@ def _observe(agent: int, ranks: list[int], port: int, seconds: float) -> dict[st
     proc = ProcReader()
     metrics_before, resident_before_kib = _scrape(port), _resident_kib(agent)
     ranks_before = [proc.read(pid).cpu_ms for pid in ranks]
-    load_before = os.getloadavg()[0]
+    load_before, faults_before = os.getloadavg()[0], _page_faults(agent)
     looks = [Look(time.monotonic(), read_tree(agent))]
     while (left_s := looks[0].at_s + seconds - time.monotonic()) > 0:
         time.sleep(min(left_s, 1.0))
@@ -141,6 +141,10 @@ def _observe(agent: int, ranks: list[int], port: int, seconds: float) -> dict[st
     elapsed_s = looks[-1].at_s - looks[0].at_s
     return {
         **summarize(looks, os.cpu_count() or 1),
+        "agent_page_faults_per_s": [
+            round((after - before) / elapsed_s, 1)
+            for before, after in zip(faults_before, _page_faults(agent), strict=True)
+        ],
         "load": [round(load, 1) for load in (load_before, os.getloadavg()[0])],
         "agent_samples": metrics["samples_total"] - metrics_before["samples_total"],
         "agent_bytes_per_s": round((metrics["bytes_total"] - metrics_before["bytes_total"]) / elapsed_s),
@@ -148,6 +152,13 @@ def _observe(agent: int, ranks: list[int], port: int, seconds: float) -> dict[st
         "agent_resident_mib": [round(kib / 1024, 1) for kib in (resident_before_kib, resident_after_kib)],
         "rank_cpu_s_per_s": round((sum(ranks_after) - sum(ranks_before)) / 1000 / elapsed_s / RANKS, 5),
     }
+
+
+def _page_faults(pid: int) -> tuple[int, int]:
+    """Minor and major ones: what is paged out between two samples costs CPU time at the next."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    fields = text[text.rfind(")") + 2 :].split()
+    return int(fields[7]), int(fields[9])
 
 
 def _resident_kib(pid: int) -> int:
