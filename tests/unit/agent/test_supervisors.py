@@ -302,8 +302,8 @@ async def test_a_rank_that_goes_on_elsewhere_is_no_end_of_the_job(
     members = format_members([Member(0, "m0"), Member(1, "elsewhere")])
     arguments = {"targets": '["m1"]', "store": "h:1", "members": members}
     assert app.take(command(job="job", arguments=arguments)) is Answer.ACCEPT
-    await eventually(lambda: publisher.values(NodeRecord)[-1].ranks == ())
+    await eventually(lambda: publisher.values(NodeRecord)[-1].ranks == (), deadline_s=30)
     assert publisher.job().ended_unix_s is None, "its supervisor is still here"
     supervisor.sock.close()
-    await eventually(lambda: publisher.values(NodeRecord)[-1].left)
+    await eventually(lambda: publisher.values(NodeRecord)[-1].left, deadline_s=30)
     assert {record.state for record in publisher.values(JobRecord)} == {JobState.STARTING}
