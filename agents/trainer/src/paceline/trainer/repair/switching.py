@@ -7,6 +7,7 @@ thread votes, and then stays in the new groups, hands its state over, or takes a
 import logging
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class Hooks:
     on_promote: list[Callable[[int], None]] = field(default_factory=list)
 
 
-class Switching:
+class Switching(ABC):
     """What `Engine` knows of planned replacements; it sets what is only declared here."""
 
     hooks: Hooks
@@ -250,41 +251,41 @@ class Switching:
     # of the engine
 
     @property
-    def generation(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def generation(self) -> int: ...
 
     @property
-    def rank(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def rank(self) -> int: ...
 
     @property
-    def _number(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _number(self) -> int: ...
 
-    def _is_broken(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def _is_broken(self) -> bool: ...
 
-    def _recover(self, patient: bool = False) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _recover(self, patient: bool = False) -> int: ...
 
-    def _fail(self, error: BaseException) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _fail(self, error: BaseException) -> None: ...
 
-    def _report_error(self, error: BaseException) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _report_error(self, error: BaseException) -> None: ...
 
-    def _tell(self, step: int, ready: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _tell(self, step: int, ready: bool) -> None: ...
 
-    def _call(self, hooks: list[Callable[..., None]], *arguments: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _call(self, hooks: list[Callable[..., None]], *arguments: Any) -> None: ...
 
+    @abstractmethod
     def _report(
         self, phase: RecoveryPhase, since_s: float, step: int, replayed: int = 0, until: float | None = None
-    ) -> None:
-        raise NotImplementedError
+    ) -> None: ...
 
+    @abstractmethod
     def _send_phase(
         self, phase: RecoveryPhase, seconds: float, step: int, replayed: int, moved: int = 0, detail: str = ""
-    ) -> None:
-        raise NotImplementedError
+    ) -> None: ...

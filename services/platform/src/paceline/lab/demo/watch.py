@@ -12,15 +12,12 @@ from paceline.contracts.events import IncidentEvent
 from paceline.contracts.schemas import ContractError
 from paceline.contracts.topics import INCIDENTS, VERDICTS
 from paceline.contracts.verdicts import RootKind, Verdict, VerdictClass, VerdictRecord
-from paceline.lab.processes import LabError
+from paceline.lab.feed import feeding
 from paceline.runtime.cloud_events import decode_event
-from paceline.runtime.consumer import Consumer
-from paceline.runtime.options import ConsumerOptions, Start
 from paceline.runtime.record import BadRecord, Record
 from paceline.runtime.settings import KafkaSettings
 
 KEPT_MAX = 1000
-SUBSCRIBE_S_MAX = 30.0
 T = TypeVar("T")
 
 
@@ -95,18 +92,7 @@ def is_right(verdict: Verdict, fault: str, rank: int) -> bool:
 
 @asynccontextmanager
 async def watching(settings: KafkaSettings, job: str) -> AsyncIterator[Watch]:
-    """A watch that is fed until the block ends; it sees what is written from the beginning of the block."""
+    """A watch that is fed until the block ends."""
     watch = Watch(job)
-    consumer = Consumer(
-        settings, [VERDICTS, INCIDENTS], None, watch.take, producer=None, name="demo-watch",
-        options=ConsumerOptions(start=Start.LATEST),
-    )  # fmt: skip
-    await consumer.start()
-    try:
-        try:
-            await asyncio.wait_for(consumer.caught_up.wait(), SUBSCRIBE_S_MAX)
-        except TimeoutError:
-            raise LabError(f"Kafka at {settings.bootstrap} gave no partitions to read") from None
+    async with feeding(settings, [VERDICTS, INCIDENTS], watch.take, "demo-watch"):
         yield watch
-    finally:
-        await consumer.stop()

@@ -12,12 +12,9 @@ from paceline.contracts.registry import HealthEvent
 from paceline.contracts.repair import RecoveryReport
 from paceline.contracts.schemas import ContractError
 from paceline.contracts.topics import COMMAND_RESULTS, COMMANDS, HEALTH, INCIDENTS
-from paceline.lab.demo.watch import SUBSCRIBE_S_MAX
-from paceline.lab.processes import LabError
+from paceline.lab.feed import feeding
 from paceline.lab.repair.story import Seen, Told
 from paceline.runtime.cloud_events import decode_event
-from paceline.runtime.consumer import Consumer
-from paceline.runtime.options import ConsumerOptions, Start
 from paceline.runtime.record import BadRecord, Record
 from paceline.runtime.settings import KafkaSettings
 
@@ -62,18 +59,7 @@ class RepairWatch:
 
 @asynccontextmanager
 async def watching_repair(settings: KafkaSettings) -> AsyncIterator[RepairWatch]:
-    """A watch that is fed until the block ends; it sees what is written from the beginning of the block."""
+    """A watch that is fed until the block ends."""
     watch = RepairWatch()
-    consumer = Consumer(
-        settings, [HEALTH, COMMANDS, COMMAND_RESULTS, INCIDENTS], None, watch.take, producer=None,
-        name="repair-watch", options=ConsumerOptions(start=Start.LATEST),
-    )  # fmt: skip
-    await consumer.start()
-    try:
-        try:
-            await asyncio.wait_for(consumer.caught_up.wait(), SUBSCRIBE_S_MAX)
-        except TimeoutError:
-            raise LabError(f"Kafka at {settings.bootstrap} gave no partitions to read") from None
+    async with feeding(settings, [HEALTH, COMMANDS, COMMAND_RESULTS, INCIDENTS], watch.take, "repair-watch"):
         yield watch
-    finally:
-        await consumer.stop()
