@@ -111,10 +111,11 @@ def _end(result: Result) -> str:
         return f"result              not repaired: {story.fell_back}"
     if story.resumed_s is None:
         return "result             the job did not resume"
+    again = "1 step" if story.replayed == 1 else f"{story.replayed} steps"
     same = "equal to the bit with an uninterrupted run"
     words = f"not equal with an uninterrupted run: {result.unlike}" if result.unlike else same
     return (
-        f"resumed    {story.resumed_s:6.3f} s  {story.replayed} step run again; {result.steps} steps, "
+        f"resumed    {story.resumed_s:6.3f} s  {again} run again; {result.steps} steps, "
         f"losses and parameters {words}"
     )
 
