@@ -1,10 +1,14 @@
+import argparse
 import os
 import socket
 import stat
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from paceline.lab.commands import add_up
 from paceline.lab.platform import (
     SERVICES,
     LocalPlatform,
@@ -19,6 +23,14 @@ from paceline.lab.processes import LabError
 def test_only_keeps_the_order_of_the_data() -> None:
     assert parse_only("api, detector") == ("detector", "api")
     assert parse_only(None) == SERVICES
+
+
+def test_help_names_every_service() -> None:
+    parser = argparse.ArgumentParser()
+    add_up(parser.add_subparsers())
+    with pytest.raises(SystemExit), redirect_stdout(StringIO()) as shown:
+        parser.parse_args(["up", "--help"])
+    assert ", ".join(SERVICES) in " ".join(shown.getvalue().split())
 
 
 @pytest.mark.parametrize("text", ["", "detector,paser", " , "])

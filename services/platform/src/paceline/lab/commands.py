@@ -44,7 +44,8 @@ def add_up(subparsers: "Subparsers[argparse.ArgumentParser]") -> None:
     parser.add_argument(
         "--only",
         metavar="LIST",
-        help="only these services, separated by commas: detector, localizer, incidents, notifier, api",
+        help="only these services, separated by commas: detector, localizer, incidents, remediator, "
+        "notifier, api",
     )
     parser.add_argument("--with-agent", action="store_true", help="also observe the jobs of this machine")
     parser.set_defaults(run=run_up)
