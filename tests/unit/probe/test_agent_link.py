@@ -264,7 +264,7 @@ def test_caller_never_waits_for_an_agent_that_reads_nothing(path: str, link: Age
         link.start()
         sock, _ = listener.accept()
         with sock:
-            sock.recv(1)  # The greeting is on its way: from here on what waits is kept, or dropped and counted.
+            sock.recv(1)  # Once it greets, what waits is sent, or dropped and counted.
             message = Goodbye("error", "x" * 10_000)
             before = time.monotonic()
             for _ in range(PENDING_MAX + 500):
