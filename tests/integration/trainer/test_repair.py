@@ -99,23 +99,24 @@ def test_without_a_standby_a_fresh_process_joins(
     same_outcomes(job.outcomes(), whole)
 
 
-@pytest.mark.parametrize("phase", ["in_collective", "forward", "backward"])
-def test_fsdp2_goes_on_after_a_step_that_was_cut_off(
-    run: Job, uninterrupted: Callable[..., Any], same_outcomes: Callable[..., None], phase: str
-) -> None:
-    words = ("--kind", "fsdp2")
-    job = run(Fault("sigkill", 1, 5, phase), words=words)
-    assert kinds(job) == ["recovery", "resumed"], job.output()
-    same_outcomes(job.outcomes(), uninterrupted(PROGRAM, *words, ranks=RANKS))
+LAYOUTS = ("zero", "fsdp2", "hsdp", "stages")
+PLACES = ((0, "in_collective"), (1, "forward"), (2, "backward"), (1, "optimizer"), (0, "snapshot"))
 
 
-def test_a_rank_of_a_stage_is_restored_from_its_own_stage(
-    run: Job, uninterrupted: Callable[..., Any], same_outcomes: Callable[..., None]
+@pytest.mark.parametrize("rank, phase", PLACES, ids=[phase for _, phase in PLACES])
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_standby_takes_any_rank_of_any_layout(
+    run: Job,
+    uninterrupted: Callable[..., Any],
+    same_outcomes: Callable[..., None],
+    kind: str,
+    rank: int,
+    phase: str,
 ) -> None:
-    words = ("--kind", "stages")
-    job = run(Fault("sigkill", 2, 5, "backward"), words=words)
+    """It has been warmed up as the last rank, whose share of the state is another one."""
+    job = run(Fault("sigkill", rank, 5, phase), words=("--kind", kind))
     assert kinds(job) == ["recovery", "resumed"], job.output()
-    same_outcomes(job.outcomes(), uninterrupted(PROGRAM, *words, ranks=RANKS))
+    same_outcomes(job.outcomes(), uninterrupted(PROGRAM, "--kind", kind, ranks=RANKS))
 
 
 def test_a_stage_of_which_nobody_is_left_is_not_restored_from_another(run: Job) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
@@ -33,18 +34,28 @@ class Samples:
 
 
 def wrap(kind: str, model: Any) -> Any:
-    if kind == "ddp":
+    if kind in ("ddp", "zero"):
         return DistributedDataParallel(model)
     if kind == "stages":  # two of them, whose ranks alternate
         size = dist.get_world_size()
         groups = [dist.new_group(list(range(stage, size, 2))) for stage in range(2)]
         return DistributedDataParallel(model, process_group=groups[dist.get_rank() % 2])
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    mesh = None  # all ranks
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("copies", "pieces"))
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer)
-    return fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def optimize(kind: str, model: Any) -> Any:
+    if kind == "zero":
+        return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 def own(state: Any) -> Any:
@@ -61,7 +72,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes longer")
     parser.add_argument("--checkpoint", help="file to start from and to save to every fifth step")
-    parser.add_argument("--kind", choices=("ddp", "stages", "fsdp2"), default="ddp")
+    parser.add_argument("--kind", choices=("ddp", "zero", "stages", "fsdp2", "hsdp"), default="ddp")
     parser.add_argument("--sampler", action="store_true", help="and the rank is asked once, at the start")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -71,11 +82,10 @@ def main() -> None:
     layers = [
         module for _ in range(arguments.layers) for module in (torch.nn.Linear(width, width), torch.nn.ReLU())
     ]
-    last = 1 if arguments.kind != "fsdp2" else width  # what is cut is cut into equal pieces
     model = wrap(
-        arguments.kind, torch.nn.Sequential(*layers, torch.nn.Dropout(0.1), torch.nn.Linear(width, last))
+        arguments.kind, torch.nn.Sequential(*layers, torch.nn.Dropout(0.1), torch.nn.Linear(width, 1))
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = optimize(arguments.kind, model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
     torch.manual_seed(1000 + dist.get_rank())
     random.seed(2000 + dist.get_rank())
@@ -114,7 +124,8 @@ def main() -> None:
                 torch.save({**state, "step": step}, arguments.checkpoint)
             if session.live:
                 record_step(rank, step, loss.item(), samples)
-    record_end(rank, own(model.state_dict()), own(optimizer.state_dict()))
+    inner = optimizer.optim if arguments.kind == "zero" else optimizer
+    record_end(rank, own(model.state_dict()), own(inner.state_dict()))
 
 
 if __name__ == "__main__":

@@ -90,8 +90,12 @@ class OptimizerSource:
 
     def __init__(self, optimizer: Any, part: Part) -> None:
         self._outer = optimizer
-        self._inner = optimizer.optim if is_zero(optimizer) else optimizer
         self._part = part
+
+    @property
+    def _inner(self) -> Any:
+        """Asked anew: a standby that is given another rank gets another shard's."""
+        return self._outer.optim if is_zero(self._outer) else self._outer
 
     def read(self) -> Sequence[Section]:
         tree = self._inner.state_dict()

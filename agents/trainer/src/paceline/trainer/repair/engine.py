@@ -119,6 +119,7 @@ class Engine(Switching):
     def _stand_by(self) -> int:
         """Wait until a generation needs this process, however long; the step that is due then."""
         self._warming = False
+        self._wired.note_meshes()
         self._tell(-1, ready=True)
         self._failed_at_s = self._clock()
         return self._await_place()
@@ -268,6 +269,8 @@ class Engine(Switching):
         self._report(RecoveryPhase.RENDEZVOUS, ordered, self._step)
         reach(Point.REBUILD, self._step, self.generation)
         self._wired.forget_step()
+        if promoted:
+            self._wired.give_rank(self._rank)
         done = self._protection.restore(self._world(), self._number)
         step = done.step - 1
         self._report_restore(done, step + 1)
@@ -275,7 +278,6 @@ class Engine(Switching):
         self._replayed = done.replayed
         self._member = True
         if promoted:
-            self._wired.give_rank(self._rank)
             self._call(self.hooks.on_promote, self._rank)
         self._call(self.hooks.on_rebuild, self.generation, step + 1)
         self._tell(step, ready=True)

@@ -224,12 +224,12 @@ class Switching(ABC):
         assert part.taken is not None
         self._step_ended_s = started_s
         self._wired.forget_step()
-        self._protection.load(part.taken)
         self._enter(part)
         self._rank, self._size = part.rank, part.size
+        self._wired.give_rank(self._rank)
+        self._protection.load(part.taken)
         self.live = self._member = True
         self._protection.enter(part.rank, part.members, self._number, step)
-        self._wired.give_rank(self._rank)
         self._send_phase(
             RecoveryPhase.OPTIMIZER, self._clock() - started_s, step + 1, 0,
             sum(int(size) for _, _, size, _ in part.taken["parts"]), "the leaver's copy",

@@ -12,6 +12,8 @@ from typing import Any
 
 from paceline.trainer.groups import Groups, forget_interrupted_step, install
 from paceline.trainer.groups.install import maker
+from paceline.trainer.protection.sources import is_zero
+from paceline.trainer.repair.moving import meshes, move_fsdp2, move_meshes, move_zero
 from paceline.trainer.repair.place import own_address
 from paceline.trainer.supervisor import FD_VARIABLE, ROLE_VARIABLE
 
@@ -28,7 +30,9 @@ class Wiring:
         self.size = size
         self.host = host
         self._modules: list[Any] = []
+        self._optimizers: list[Any] = []
         self._samplers: list[Any] = []
+        self._meshes: list[Any] = []
 
     @property
     def connected(self) -> bool:
@@ -37,10 +41,12 @@ class Wiring:
 
     def track(self, protected: Mapping[str, Any]) -> None:
         """Remember whose gradients have to be forgotten, and let no optimizer step on a broken group."""
-        for thing in protected.values():
-            if callable(getattr(thing, "parameters", None)):
-                self._modules.append(thing)
+        known = {id(thing) for thing in (*self._modules, *self._optimizers)}
+        things = [thing for thing in protected.values() if id(thing) not in known]
+        self._modules += [thing for thing in things if callable(getattr(thing, "parameters", None))]
+        for thing in things:
             if callable(getattr(thing, "register_step_pre_hook", None)):
+                self._optimizers.append(thing)
                 thing.register_step_pre_hook(lambda *_: self.groups.check())
 
     def follow_rank(self, samplers: Mapping[str, Any]) -> None:
@@ -54,10 +60,21 @@ class Wiring:
                     name, sampler.num_replicas, self.size,
                 )  # fmt: skip
 
+    def note_meshes(self) -> None:
+        """Remember the meshes that the script has made; it is over with its warm-up, and nobody waits."""
+        self._meshes = meshes()
+
     def give_rank(self, rank: int) -> None:
-        """This process is `rank` from now on."""
+        """This process is `rank` from now on, and so are its groups; before its state is restored."""
         for sampler in self._samplers:
             sampler.rank = rank
+        move_meshes(self._meshes, rank)
+        for module in self._modules:
+            if hasattr(module, "reset_iter_state"):
+                move_fsdp2(module)
+        for optimizer in self._optimizers:
+            if is_zero(optimizer):
+                move_zero(optimizer)
 
     def forget_step(self) -> None:
         """What the interrupted step has left in the modules: gradients, FSDP2's all-gathers and places."""
