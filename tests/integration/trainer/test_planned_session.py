@@ -80,6 +80,23 @@ def test_a_living_rank_is_replaced_and_no_step_is_replayed(
     assert not [event for event in job.controller.of_kind("ordered") if event.detail.kind is OrderKind.FENCE]
 
 
+@pytest.mark.parametrize("kind", ["zero", "fsdp2", "hsdp", "stages"])
+def test_a_rank_of_any_layout_is_replaced_by_one_that_was_another(
+    start: Callable[..., RepairJob],
+    uninterrupted: Callable[..., Any],
+    same_outcomes: Callable[..., None],
+    kind: str,
+) -> None:
+    """The standby was warmed up as the last rank, whose share of the state is another one."""
+    job = start(words=("--kind", kind, *WORDS))
+    generation = job.controller.planned(0)
+    job.await_end()
+    assert ends(job) == ["resumed"], job.output()
+    whole = uninterrupted(PROGRAM, "--kind", kind, "--steps", str(STEPS), ranks=RANKS)
+    same_outcomes(job.outcomes(), whole, replayed_max=0)
+    assert sorted(one.rank for one in first_steps(job, generation)) == list(range(RANKS))
+
+
 def test_a_second_replacement_takes_the_place_of_the_first_joiner(
     start: Callable[..., RepairJob], whole: Any, same_outcomes: Callable[..., None]
 ) -> None:

@@ -8,6 +8,7 @@ from paceline.contracts.recovery import Order, OrderKind, RecoveryPhase
 from paceline.trainer.repair import engine as engines
 from paceline.trainer.repair.control import Control
 from paceline.trainer.repair.engine import Engine
+from paceline.trainer.repair.placing import Placing
 from paceline.trainer.repair.protecting import Protection
 from paceline.trainer.repair.session import Session
 from paceline.trainer.repair.wiring import Wiring
@@ -66,7 +67,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
         groups = Groups()
         wired = Wiring(cast(Any, groups), outside, 1, 2, "h")
         control, protection = cast(Control, Control_()), cast(Protection, Protection_())
-        return Engine(control, wired, protection, "verified", 1.0), groups
+        placing = Placing(wired, protection, {})
+        return Engine(control, wired, protection, placing, "verified", 1.0), groups
 
     return make
 

@@ -269,7 +269,9 @@ class Groups:
             spec = self._specs[places[index]]
             place, size = spec.ranks.index(rank), len(spec.ranks)
             inner[index] = backend.build(None, place, size, self.generation, 0.0, spec.timeout_s)
-        self._swap_in(self._generation(self.generation), inner, places, rank, None)
+        left = _Left(self.life)
+        left.inner = self._swap_in(self._generation(self.generation), inner, places, rank, None)
+        self._left.append(left)
 
     def _swap_in(
         self, life: Generation, inner: Mapping[int, Any], places: Mapping[int, int], rank: int, store: Any

@@ -96,9 +96,8 @@ class Protector:
         self._behind = ""
         self._differs = ""
         self._peers: dict[int, tuple[str, str]] = {}  # shared checksums by step, until our own is known
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._before_optimizer) for optimizer in protected.optimizers
-        ]
+        self._hooks: list[Any] = []
+        self.protect(protected)
 
     @property
     def endpoint(self) -> str:
@@ -108,6 +107,15 @@ class Protector:
     @property
     def generation(self) -> int:
         return self._generation.number if self._generation is not None else NEVER
+
+    def protect(self, protected: Protected) -> None:
+        """Copy these objects from now on; only while nothing is captured, as before the first `join`."""
+        for hook in self._hooks:
+            hook.remove()
+        self.protected = protected
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_optimizer) for optimizer in protected.optimizers
+        ]
 
     def join(
         self,

@@ -19,6 +19,7 @@ from paceline.trainer.protection import FallbackRequired, NotSettled, RestoreRep
 from paceline.trainer.repair.building import Superseded, build
 from paceline.trainer.repair.control import Control, Epoch, epoch_of, number_of
 from paceline.trainer.repair.errors import NotRepaired, transient_reason
+from paceline.trainer.repair.placing import Placing
 from paceline.trainer.repair.points import Point, reach
 from paceline.trainer.repair.protecting import Protection
 from paceline.trainer.repair.switching import Hooks, Switching
@@ -38,6 +39,7 @@ class Engine(Switching):
         control: Control,
         wired: Wiring,
         protection: Protection,
+        placing: Placing,
         support: str,
         wait_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -48,6 +50,7 @@ class Engine(Switching):
         self._groups: Groups = wired.groups
         self._wired = wired
         self._protection = protection
+        self.placing = placing
         self._support = support
         self._wait_s = wait_s
         self._clock = clock
@@ -92,7 +95,8 @@ class Engine(Switching):
         if self.live:
             step = self._join_at(start)
         else:
-            yield from range(start, min(total, start + SANDBOX_STEPS))
+            for _ in self.placing.rehearsals():
+                yield from range(start, min(total, start + SANDBOX_STEPS))
             step = self._stand_by()
         while True:
             while step < total:
@@ -254,6 +258,8 @@ class Engine(Switching):
         promoted = not self._member
         if self._member:
             self._report(RecoveryPhase.DETECT, self._failed_at_s, self._step, until=ordered)
+        else:
+            self.placing.become(mine.rank)
         build(
             self._groups,
             order.arguments.get("store", ""),

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.trainer.repair.control import Control, open_control
 from paceline.trainer.repair.engine import Engine
 from paceline.trainer.repair.place import follows_rank, support_of
+from paceline.trainer.repair.placing import Placing
 from paceline.trainer.repair.protecting import Protection
 from paceline.trainer.repair.wiring import wiring
 from paceline.trainer.settings import is_disabled
@@ -62,7 +63,8 @@ def open_engine(environment: Mapping[str, str], protected: Mapping[str, Any]) ->
         wired.groups.check,
     )
     wait_s = float(environment.get(WAIT_VARIABLE) or 60.0)
-    engine = Engine(control, wired, protection, support_of(protected, wired.size), wait_s)
+    placing = Placing(wired, protection, protected)
+    engine = Engine(control, wired, protection, placing, support_of(protected, wired.size), wait_s)
     engines.append(engine)
     wired.groups.on_fault = engine.tell_fault
     end_soon_after_errors(control)

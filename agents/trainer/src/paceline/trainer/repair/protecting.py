@@ -14,6 +14,7 @@ from paceline.trainer.protection import (
     Protector,
     RestoreReport,
     ShardIdentity,
+    StateMismatch,
     restore,
 )
 from paceline.trainer.protection.checksum import checksum
@@ -37,10 +38,18 @@ class Protection:
         self._job = job
         self._domain = domain
         self._key = b""
+        self._read(objects)
+        self.protector = Protector(self._protected, check=check, host=host)
+
+    def _read(self, objects: Mapping[str, Any]) -> None:
         self._replicas = replicas_of(objects, torch_ranks_of)
         self._manifest = _manifest_of(objects)
         self._protected = Protected(objects, replicas=self._replicas.size, sharded=self._replicas.own)
-        self.protector = Protector(self._protected, check=check, host=host)
+
+    def hold(self, objects: Mapping[str, Any]) -> None:
+        """In a standby, before it is a member: protect these from now on, not those of before."""
+        self._read(objects)
+        self.protector.protect(self._protected)
 
     @property
     def replica(self) -> str:
@@ -68,7 +77,12 @@ class Protection:
         exchange = GroupExchange(group)
         members = self._meet(exchange)
         identity = self._identity(exchange.rank)
-        return restore(self.protector, identity, members, self._key, generation, exchange)
+        try:
+            return restore(self.protector, identity, members, self._key, generation, exchange)
+        except StateMismatch as error:
+            raise StateMismatch(
+                f"{error}; where ranks hold different objects, say in Session.on_place which"
+            ) from error
 
     # a planned replacement: the leaver's newest copy goes to its joiner, 1 to 1
 

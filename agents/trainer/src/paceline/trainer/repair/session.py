@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
@@ -80,6 +80,16 @@ class Session:
         """`call(rank)` in a standby that has become a member."""
         if self._engine is not None:
             self._engine.hooks.on_promote.append(call)
+
+    def on_place(self, call: Callable[[int], Mapping[str, Any]], ranks: Sequence[int] = ()) -> None:
+        """Where ranks hold different objects, as the stages of a pipeline do.
+
+        `call(rank)` makes this process that rank and gives its objects by the names of `open`. It is called in
+        a standby only: for each of `ranks`, one of each stage, to warm up as it, and for the rank that it is
+        given, before the state comes. Its collectives reach nobody. ValueError for a rank that does not exist.
+        """
+        if self._engine is not None:
+            self._engine.placing.offer(call, ranks)
 
 
 class _StepContext(AbstractContextManager[None]):

@@ -17,6 +17,7 @@ from typing import Any
 from paceline.contracts.recovery import Order, OrderKind, OrderOutcome, RecoveryPhase
 from paceline.trainer.groups import Groups
 from paceline.trainer.repair.control import Control, Epoch, epoch_of
+from paceline.trainer.repair.placing import Placing
 from paceline.trainer.repair.protecting import Protection
 from paceline.trainer.repair.replacement import BoundaryLost, Replacement
 from paceline.trainer.repair.wiring import Wiring
@@ -27,6 +28,7 @@ log = logging.getLogger("paceline")
 STEPS_TIMED = 16
 AGREE_S = 0.05  # that an agreement on a boundary may take without a rank having to wait for it
 LEAD_STEPS_MAX = 50
+DIFFERENT_PLACES = "ranks hold different objects (Session.on_place): only a lost rank can be replaced there"
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Switching(ABC):
     _groups: Groups
     _wired: Wiring
     _protection: Protection
+    placing: Placing
     _clock: Callable[[], float]
     _epoch: Epoch
     _rank: int
@@ -83,6 +86,8 @@ class Switching(ABC):
             self._control.answer(order, OrderOutcome.REFUSED, "this process is not ready for a switch")
         elif part is not None and part.is_bound:
             self._control.answer(order, OrderOutcome.REFUSED, "another switch is under way")
+        elif not self.live and self.placing.differs:
+            self._control.answer(order, OrderOutcome.REFUSED, DIFFERENT_PLACES)
         else:
             self._forget_part("another one is prepared")
             self._part = Replacement(

@@ -7,6 +7,7 @@ import functools
 import importlib
 import logging
 import os
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ class Wiring:
         self._modules: list[Any] = []
         self._optimizers: list[Any] = []
         self._samplers: list[Any] = []
+        self._checked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._meshes: list[Any] = []
 
     @property
@@ -40,14 +42,14 @@ class Wiring:
         return bool(self.groups.living())
 
     def track(self, protected: Mapping[str, Any]) -> None:
-        """Remember whose gradients have to be forgotten, and let no optimizer step on a broken group."""
-        known = {id(thing) for thing in (*self._modules, *self._optimizers)}
-        things = [thing for thing in protected.values() if id(thing) not in known]
-        self._modules += [thing for thing in things if callable(getattr(thing, "parameters", None))]
-        for thing in things:
-            if callable(getattr(thing, "register_step_pre_hook", None)):
-                self._optimizers.append(thing)
-                thing.register_step_pre_hook(lambda *_: self.groups.check())
+        """From now on these: whose gradients have to be forgotten, and let no optimizer step on a broken group."""
+        things = list(protected.values())
+        self._modules = [one for one in things if callable(getattr(one, "parameters", None))]
+        self._optimizers = [one for one in things if callable(getattr(one, "register_step_pre_hook", None))]
+        for optimizer in self._optimizers:
+            if optimizer not in self._checked:
+                self._checked.add(optimizer)
+                optimizer.register_step_pre_hook(lambda *_: self.groups.check())
 
     def follow_rank(self, samplers: Mapping[str, Any]) -> None:
         """Remember whom `give_rank` tells; only a sampler over all ranks can be told."""

@@ -60,7 +60,7 @@ def attach_injector(
     if injector.wants(Point.IN_COLLECTIVE):
         _at_operations(
             wired,
-            GATHERS if sharded else ("allreduce",),
+            GATHERS if sharded else ("allreduce", "send"),
             lambda: points.reach(Point.IN_COLLECTIVE, engine.step, engine.generation),
         )
 
