@@ -103,7 +103,7 @@ LAYOUTS = ("zero", "fsdp2", "hsdp", "stages")
 PLACES = ((0, "in_collective"), (1, "forward"), (2, "backward"), (1, "optimizer"), (0, "snapshot"))
 
 
-@pytest.mark.parametrize("rank, phase", PLACES, ids=[phase for _, phase in PLACES])
+@pytest.mark.parametrize(("rank", "phase"), PLACES, ids=[phase for _, phase in PLACES])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_a_standby_takes_any_rank_of_any_layout(
     run: Job,

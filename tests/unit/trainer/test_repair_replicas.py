@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from paceline.trainer.repair.place import support_of
 from paceline.trainer.repair.replicas import replicas_of
 
 
@@ -66,9 +65,3 @@ def test_what_ddp_does_not_keep_equal_is_the_ranks_own() -> None:
 def test_without_ddp_nothing_is_equal() -> None:
     found = replicas_of({"model": Module(object())}, ranks_of)
     assert (found.size, found.own, found.shares) == (1, frozenset(), False)
-
-
-def test_only_ddp_over_the_world_is_verified() -> None:
-    for group, expected in ((Group(0, 1, 2, 3), "verified"), (Group(0, 2), "experimental")):
-        model = DistributedDataParallel(group, object())
-        assert support_of({"model": model}, 4) == expected

@@ -22,7 +22,11 @@ class Stage:
 
     def __init__(self, number: int, group: Any) -> None:
         torch.manual_seed(number)
-        layers: list[torch.nn.Module] = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Dropout(0.1)]
+        layers: list[Any] = [
+            torch.nn.Linear(WIDTH, WIDTH),
+            torch.nn.Tanh(),
+            torch.nn.Dropout(0.1),
+        ]
         if number == 0:
             layers.insert(0, torch.nn.Embedding(WORDS, WIDTH))
         if number == STAGES - 1:
@@ -39,9 +43,7 @@ class Rank:
 
     def __init__(self, copies: int) -> None:
         self.copies = copies
-        groups = [
-            dist.new_group(range(number * copies, (number + 1) * copies)) for number in range(STAGES)
-        ]
+        groups = [dist.new_group(range(number * copies, (number + 1) * copies)) for number in range(STAGES)]
         self.group = groups[dist.get_rank() // copies] if copies > 1 else None
         self.stage_of = functools.cache(lambda number: Stage(number, self.group))
         self.become(dist.get_rank())
@@ -54,8 +56,8 @@ class Rank:
     def rank_of(self, number: int) -> int:
         return number * self.copies + self.copy
 
-    def step(self, samples: torch.Tensor) -> float:
-        """Forward and backward of every micro-batch, then the optimizer; a number that tells what was computed."""
+    def step(self, samples: Any) -> float:
+        """Each micro-batch there and back, then the optimizer; a number that tells what was computed."""
         self.stage.optimizer.zero_grad()
         said = 0.0
         for words in samples:
@@ -64,9 +66,9 @@ class Rank:
                 given = torch.zeros(BATCH, LENGTH, WIDTH)
                 dist.recv(given, self.rank_of(self.number - 1))
                 given.requires_grad_()
-            out = self.stage.model(words if given is None else given)
+            out: Any = self.stage.model(words if given is None else given)
             if self.number == STAGES - 1:
-                loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), words.flatten())
+                loss: Any = torch.nn.functional.cross_entropy(out.flatten(0, 1), words.flatten())
                 loss.backward()
                 said += loss.item()
             else:

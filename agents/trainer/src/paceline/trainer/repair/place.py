@@ -1,11 +1,7 @@
-"""Where this process is reached, and what is known of its kind of job."""
+"""Where this process is reached, and which objects are its rank's alone."""
 
 import socket
 from collections.abc import Mapping
-from typing import Any
-
-from paceline.trainer.protection.sources import is_zero
-from paceline.trainer.repair.replicas import is_ddp
 
 HOST_VARIABLE = "PACELINE_HOST"
 LOOPBACK = "127.0.0.1"
@@ -30,18 +26,6 @@ def own_address(environment: Mapping[str, str]) -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return LOOPBACK
-
-
-def support_of(protected: Mapping[str, Any], world_size: int) -> str:
-    """`verified` for what tests repair to the bit, DDP over the world with plain optimizers.
-
-    `experimental` for the rest. All of it is on gloo, since no other groups can be replaced.
-    """
-    models = [thing for thing in protected.values() if callable(getattr(thing, "parameters", None))]
-    all_ddp = bool(models) and all(
-        is_ddp(model) and int(model.process_group.size()) == world_size for model in models
-    )
-    return "verified" if all_ddp and not any(map(is_zero, protected.values())) else "experimental"
 
 
 def follows_rank(thing: object) -> bool:

@@ -41,7 +41,8 @@ class Placing:
         strange = [rank for rank in ranks if not 0 <= rank < self._wired.size]
         if strange or len(ranks) > REHEARSALS_MAX:
             raise ValueError(
-                f"ranks is {list(ranks)[:8]}, expected at most {REHEARSALS_MAX} from 0 to {self._wired.size - 1}"
+                f"ranks is {list(ranks)[:8]}, expected at most {REHEARSALS_MAX} ranks "
+                f"from 0 to {self._wired.size - 1}"
             )
         self._place, self._ranks = place, tuple(ranks)
 

@@ -84,9 +84,10 @@ class Session:
     def on_place(self, call: Callable[[int], Mapping[str, Any]], ranks: Sequence[int] = ()) -> None:
         """Where ranks hold different objects, as the stages of a pipeline do.
 
-        `call(rank)` makes this process that rank and gives its objects by the names of `open`. It is called in
-        a standby only: for each of `ranks`, one of each stage, to warm up as it, and for the rank that it is
-        given, before the state comes. Its collectives reach nobody. ValueError for a rank that does not exist.
+        `call(rank)` makes this process that rank and gives its objects by the names of `open`. It is called
+        in a standby only: for each of `ranks`, one of each stage, to warm up as it, and for the rank that it
+        is given, before the state comes. Its collectives reach nobody. ValueError for a rank that the job
+        does not have.
         """
         if self._engine is not None:
             self._engine.placing.offer(call, ranks)

@@ -13,8 +13,8 @@ from typing import Any
 
 from paceline.trainer.groups import Groups, forget_interrupted_step, install
 from paceline.trainer.groups.install import maker
+from paceline.trainer.groups.moving import meshes, move_fsdp2, move_meshes, move_zero
 from paceline.trainer.protection.sources import is_zero
-from paceline.trainer.repair.moving import meshes, move_fsdp2, move_meshes, move_zero
 from paceline.trainer.repair.place import own_address
 from paceline.trainer.supervisor import FD_VARIABLE, ROLE_VARIABLE
 
@@ -42,7 +42,7 @@ class Wiring:
         return bool(self.groups.living())
 
     def track(self, protected: Mapping[str, Any]) -> None:
-        """From now on these: whose gradients have to be forgotten, and let no optimizer step on a broken group."""
+        """Of these the gradients are forgotten, and no optimizer of them steps on a broken group."""
         things = list(protected.values())
         self._modules = [one for one in things if callable(getattr(one, "parameters", None))]
         self._optimizers = [one for one in things if callable(getattr(one, "register_step_pre_hook", None))]

@@ -1,0 +1,108 @@
+"""Which kinds of parallelism are repaired, and on which backend: the one table, and where a job stands in it.
+
+`verified`: tests kill ranks at every phase of a step, standbys take them, and the result is compared to the
+bit with an undisturbed run. `experimental`: nothing is known against it, and mode `auto` asks a person
+first. `refused`: it is known not to work, and nobody can approve it.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from paceline.contracts.recovery import Support
+from paceline.trainer.protection.sources import is_zero
+from paceline.trainer.repair.replicas import is_ddp, parameters_of
+
+
+class Layout(str, Enum):
+    """How the state is spread over the ranks; the value is what people read."""
+
+    DDP = "DistributedDataParallel over all ranks"
+    ZERO = "the same with ZeroRedundancyOptimizer"
+    FSDP2 = "FSDP2 (`fully_shard`) over all ranks, also with replicas (HSDP)"
+    STAGES = "pipeline stages that are DistributedDataParallel over groups of the script's own"
+    PLAIN = "pipeline stages, and whatever else wraps no module: each rank's state is its own"
+    OTHER = "all else: tensor and expert parallelism, FSDP2 over a part of the ranks, mixtures"
+    FSDP1 = "FullyShardedDataParallel (FSDP1)"
+    MEGATRON = "Megatron-LM, Megatron-Core"
+    DEEPSPEED = "DeepSpeed"
+
+
+class Backend(str, Enum):
+    GLOO = "gloo"
+    NCCL = "NCCL"
+    OTHER = "any other"
+
+
+_ON_GLOO = {
+    Layout.DDP: Support.VERIFIED,
+    Layout.ZERO: Support.VERIFIED,
+    Layout.FSDP2: Support.VERIFIED,
+    Layout.STAGES: Support.VERIFIED,
+    Layout.PLAIN: Support.VERIFIED,
+    Layout.OTHER: Support.EXPERIMENTAL,
+    Layout.FSDP1: Support.REFUSED,  # what it keeps of a step that was cut off is not known how to forget
+    Layout.MEGATRON: Support.REFUSED,  # it holds groups, buffers and schedules of its own, and needs NCCL
+    Layout.DEEPSPEED: Support.REFUSED,
+}
+# Only gloo's groups can be replaced in place (docs/adr/0040): init_process_group refuses the rest.
+MATRIX: Mapping[tuple[Layout, Backend], Support] = {
+    (layout, backend): on_gloo if backend is Backend.GLOO else Support.REFUSED
+    for layout, on_gloo in _ON_GLOO.items()
+    for backend in Backend
+}
+
+
+def support_of(
+    protected: Mapping[str, Any], world_size: int, backend: Backend = Backend.GLOO
+) -> tuple[Support, Layout]:
+    """What is known of a job whose script protects these objects."""
+    layout = layout_of(protected, world_size)
+    return MATRIX[layout, backend], layout
+
+
+def layout_of(protected: Mapping[str, Any], world_size: int) -> Layout:
+    """Told by the names of classes, so that nothing is imported; what is not recognised is OTHER."""
+    for package, layout in (("megatron", Layout.MEGATRON), ("deepspeed", Layout.DEEPSPEED)):
+        if any(_is_of(thing, package) for thing in protected.values()):
+            return layout
+    models = [thing for thing in protected.values() if callable(getattr(thing, "parameters", None))]
+    found = {_layout_of_model(model, world_size) for model in models}
+    if len(found) != 1:
+        return Layout.OTHER
+    (layout,) = found
+    if any(map(is_zero, protected.values())):
+        return Layout.ZERO if layout is Layout.DDP else Layout.OTHER
+    return layout
+
+
+def _layout_of_model(model: Any, world_size: int) -> Layout:
+    names = {kind.__name__ for kind in type(model).__mro__}
+    if "FullyShardedDataParallel" in names:
+        return Layout.FSDP1
+    pieces = [one for one in parameters_of(model) if hasattr(one, "placements")]
+    if is_ddp(model):
+        whole = int(model.process_group.size()) == world_size
+        return Layout.OTHER if pieces else Layout.DDP if whole else Layout.STAGES
+    if "FSDPModule" in names:
+        return Layout.FSDP2 if all(_is_cut_once(one, world_size) for one in pieces) else Layout.OTHER
+    return Layout.OTHER if pieces else Layout.PLAIN
+
+
+def _is_cut_once(piece: Any, world_size: int) -> bool:
+    """Whether a DTensor is on all ranks, and cut along one axis of them only, so by FSDP2 alone."""
+    cuts = sum(not placement.is_replicate() for placement in piece.placements)
+    return int(piece.device_mesh.size()) == world_size and cuts <= 1
+
+
+def _is_of(thing: object, package: str) -> bool:
+    return any(kind.__module__.split(".")[0] == package for kind in type(thing).__mro__)
+
+
+def table() -> list[str]:
+    """The matrix as lines of Markdown; docs/guide.md has them word for word."""
+    lines = [f"| layout | {' | '.join(backend.value for backend in Backend)} |", "| --- | --- | --- | --- |"]
+    for layout in Layout:
+        row = " | ".join(MATRIX[layout, backend].value for backend in Backend)
+        lines.append(f"| {layout.value} | {row} |")
+    return lines

@@ -1,0 +1,101 @@
+"""Where a job stands in the matrix of what is repaired, and that people read the same matrix."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.contracts.recovery import Support
+from paceline.trainer.repair.support import MATRIX, Backend, Layout, layout_of, support_of, table
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
+RANKS = 4
+
+
+class Group:
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+
+class Module:
+    def __init__(self, *parameters: object) -> None:
+        self._parameters = parameters
+
+    def parameters(self) -> tuple[object, ...]:
+        return self._parameters
+
+
+class DistributedDataParallel(Module):
+    def __init__(self, size: int, *parameters: object) -> None:
+        super().__init__(*parameters)
+        self.process_group = Group(size)
+
+
+class FSDPModule(Module):
+    pass
+
+
+class FullyShardedDataParallel(Module):
+    pass
+
+
+class ZeroRedundancyOptimizer:
+    pass
+
+
+class Placement:
+    def __init__(self, cut: bool) -> None:
+        self._cut = cut
+
+    def is_replicate(self) -> bool:
+        return not self._cut
+
+
+class Piece:
+    def __init__(self, size: int, *cuts: bool) -> None:
+        self.device_mesh = Group(size)
+        self.placements = [Placement(cut) for cut in cuts]
+
+
+def of_package(name: str) -> object:
+    return type("Engine", (), {"__module__": f"{name}.runtime.engine"})()
+
+
+@pytest.mark.parametrize(
+    ("objects", "layout"),
+    [
+        ([DistributedDataParallel(4, object())], Layout.DDP),
+        ([DistributedDataParallel(4, object()), ZeroRedundancyOptimizer()], Layout.ZERO),
+        ([FSDPModule(Piece(4, True))], Layout.FSDP2),
+        ([FSDPModule(Piece(4, False, True))], Layout.FSDP2),
+        ([FSDPModule(Piece(2, True))], Layout.OTHER),
+        ([FSDPModule(Piece(4, True, True))], Layout.OTHER),  # and tensor parallelism
+        ([Module(Piece(4, True))], Layout.OTHER),
+        ([DistributedDataParallel(2, object())], Layout.STAGES),
+        ([DistributedDataParallel(2, object()), ZeroRedundancyOptimizer()], Layout.OTHER),
+        ([Module(object())], Layout.PLAIN),
+        ([Module(object()), DistributedDataParallel(4, object())], Layout.OTHER),
+        ([FullyShardedDataParallel(object())], Layout.FSDP1),
+        ([Module(object()), of_package("deepspeed")], Layout.DEEPSPEED),
+        ([DistributedDataParallel(4), of_package("megatron")], Layout.MEGATRON),
+        ([object()], Layout.OTHER),
+    ],
+)
+def test_a_layout_is_recognised_by_what_is_protected(objects: list[Any], layout: Layout) -> None:
+    named = {f"thing{number}": thing for number, thing in enumerate(objects)}
+    assert layout_of(named, RANKS) is layout
+    assert support_of(named, RANKS) == (MATRIX[layout, Backend.GLOO], layout)
+
+
+def test_what_no_test_repairs_is_not_verified() -> None:
+    assert set(MATRIX) == {(layout, backend) for layout in Layout for backend in Backend}
+    verified = {key for key, support in MATRIX.items() if support is Support.VERIFIED}
+    tested = (Layout.DDP, Layout.ZERO, Layout.FSDP2, Layout.STAGES, Layout.PLAIN)
+    assert verified == {(layout, Backend.GLOO) for layout in tested}
+
+
+def test_the_guide_shows_the_same_matrix() -> None:
+    assert "\n".join(table()) in GUIDE.read_text()
