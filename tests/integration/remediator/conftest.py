@@ -97,9 +97,9 @@ class FakeSupervisor:
             await self.say(PhaseReport(name, ranks[name], generation, phase, 1.0, 41, 1))
         await self.say(self.hello)
 
-    async def die(self) -> None:
-        """Its training process is killed."""
-        await self.say(ChildExit(self.hello.member, self.hello.child_pid, self.hello.child_pid_start, -9))
+    async def die(self, code: int = -9) -> None:
+        """Its training process is killed, or ends with `code`."""
+        await self.say(ChildExit(self.hello.member, self.hello.child_pid, self.hello.child_pid_start, code))
 
     async def stop(self) -> None:
         if self._writer is not None:

@@ -78,6 +78,45 @@ async def test_a_remediator_that_dies_during_a_swap_is_followed_by_one_that_ends
     assert [order["kind"] for order in crew[0].orders] == ["rebuild"], "nothing was ordered twice"
 
 
+class Later(SystemClock):
+    """The time of a service that comes back after a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def unix_s(self) -> float:
+        return super().unix_s() + self._seconds
+
+
+async def test_what_happened_while_no_remediator_ran_is_read_before_anything_is_late(
+    settings: RemediatorSettings, crew: list[FakeSupervisor], store: Database, eventually: Eventually
+) -> None:
+    job = crew[0].hello.job
+    first = RemediatorApp(settings)
+    await first.start()
+    await eventually(lambda: has(registered(store, job), 4), deadline_s=WAIT_S)
+    for supervisor in crew:
+        supervisor.mute = True
+    await crew[1].die()
+    await eventually(lambda: bool(crew[3].orders), deadline_s=WAIT_S)
+    await first.stop()
+    assert await state_of(store, job) == "rebuilding"
+    for supervisor in (crew[0], crew[2], crew[3]):  # the repair succeeds, and the job comes to its end
+        supervisor.mute = False
+        await supervisor.obey(supervisor.orders[-1])
+        await supervisor.die(0)
+    second = RemediatorApp(settings, Later(60.0))
+    await second.start()
+    try:
+        await eventually(lambda: crew[0].orders[-1]["kind"] == "release", deadline_s=WAIT_S)
+    finally:
+        await second.stop()
+    assert [order["kind"] for order in crew[0].orders] == ["rebuild", "release"]
+    async with store.transaction() as session:
+        (row,) = await RepairRepository(session).recoveries([job], [], None, 10)
+    assert row.state == "resumed"
+
+
 async def test_what_cannot_be_read_goes_to_the_dead_letters_and_stops_nothing(
     settings: RemediatorSettings, crew: list[FakeSupervisor], store: Database, eventually: Eventually
 ) -> None:

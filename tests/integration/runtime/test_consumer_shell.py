@@ -1,6 +1,7 @@
 """The consumer and producer shell against a real Kafka that comes, goes and is given garbage."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -284,6 +285,45 @@ async def test_a_rebalance_hands_partitions_over_without_loss(
     assert len(left.records) + len(right.records) == 60
     await first.stop()
     await second.stop()
+
+
+async def test_a_group_has_handled_what_any_of_its_members_has(
+    settings: KafkaSettings, unique: Unique, producer: Producer, eventually: Eventually
+) -> None:
+    topic, handled, is_open = await unique(VERDICTS, 4), list[bytes](), asyncio.Event()
+
+    async def handle(records: Sequence[Record]) -> None:
+        await is_open.wait()
+        handled.extend(record.value for record in records)
+
+    async def reached(consumer: Consumer, at_s: float) -> bool:
+        until_s = await consumer.handled_until()
+        return until_s is not None and until_s >= at_s
+
+    first, second = (
+        Consumer(settings, [topic], "reach", handle, producer=producer, options=FAST) for _ in range(2)
+    )
+    assert await first.handled_until() is None, "it has no connection"
+    await first.start()
+    await second.start()
+    await eventually(lambda: reached(first, time.time() - 1.0), 20)
+    for number in range(20):
+        await producer.send(topic, f"k{number}", b"%d" % number)
+    written_s = time.time()
+    for _ in range(10):
+        assert not await reached(first, written_s)
+        assert not await reached(second, written_s)
+    is_open.set()
+    for consumer in (first, second):
+        await eventually(lambda consumer=consumer: reached(consumer, written_s), 20)
+        assert len(handled) == 20
+    await second.stop()
+    third = Consumer(settings, [topic], "reach", handle, producer=producer, options=FAST)
+    await third.start()
+    await eventually(lambda: reached(third, written_s), 20)
+    await first.stop()
+    await third.stop()
+    assert len(handled) == 20
 
 
 async def test_start_without_kafka_neither_fails_nor_blocks(eventually: Eventually) -> None:

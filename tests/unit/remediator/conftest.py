@@ -1,5 +1,6 @@
 """A job of four ranks and two standbys as the registry has it, and a world around it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -52,6 +53,7 @@ class Rig:
         self.may_act = True
         self.job = JobRepair("train", "a1")
         self.now_s = NOW
+        self.heard_s = math.inf
         self.evidence_pending = False
         self.sent: list[SendOrder] = []
         self.steps: list[Step] = []
@@ -59,7 +61,7 @@ class Rig:
 
     def world(self) -> World:
         policies = Policies(self.policy, self.by_cause, self.may_act)
-        return World(tuple(self.members.values()), policies, self.now_s, self.evidence_pending)
+        return World(tuple(self.members.values()), policies, self.now_s, self.evidence_pending, self.heard_s)
 
     def feed(self, event: Event) -> Step:
         step = decide(self.job, event, self.world())

@@ -16,6 +16,7 @@ from paceline.contracts.repair import ActionStatus, MemberRecord, RecoveryReport
 from paceline.contracts.schemas import ContractError
 from paceline.contracts.topics import COMMAND_RESULTS, HEALTH, INCIDENTS, JOBS, Topic
 from paceline.remediator.faults import judged_of
+from paceline.remediator.hearing import Hearing
 from paceline.remediator.model import Event, Step, Tick
 from paceline.remediator.reading import (
     event_of_health,
@@ -91,6 +92,7 @@ class RemediatorApp:
             )
             for reader in readers
         )  # fmt: skip
+        self._hearing = Hearing(self._consumers, self._clock)
 
     async def start(self) -> None:
         """Begin in the background; never fails, never waits for Kafka or PostgreSQL."""
@@ -185,7 +187,10 @@ class RemediatorApp:
         self, session: AsyncSession, job: str, attempt: str, event: Event, traceparent: str
     ) -> Step:
         traceparent = current_traceparent() or traceparent
-        return await apply(session, job, attempt, event, self._clock.unix_s(), self._context, traceparent)
+        return await apply(
+            session, job, attempt, event, self._clock.unix_s(), self._context, traceparent,
+            self._hearing.heard_s,
+        )  # fmt: skip
 
     def _note(self, job: str, attempt: str, event: Event, step: Step) -> None:
         if not step.effects:
@@ -204,6 +209,7 @@ class RemediatorApp:
             now = from_unix(self._clock.unix_s())
             due = await RepairRepository(session).due(now, self._settings.due_max)
             due += await RepairRepository(session).with_requests(self._settings.due_max)
+        await self._hearing.look(needed=bool(due))
         for job, attempt in due:
             try:
                 await self.apply(job, attempt, Tick(), "")

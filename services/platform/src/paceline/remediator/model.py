@@ -4,6 +4,7 @@ Times are unix seconds of the service that decides. `at_s` of an event is anothe
 which has minutes, looks at it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -415,6 +416,13 @@ class World:
     policies: Policies
     now_s: float
     evidence_pending: bool = False
+    heard_s: float = math.inf  # what was written to the topics before it has been read
+
+    @property
+    def known_s(self) -> float:
+        """Until when it is known what has happened. What waits in a topic may say that a deadline was kept or
+        that a loss was none, so nothing is late and nobody is missed by any other time."""
+        return min(self.now_s, self.heard_s)
 
     def get(self, name: str) -> Member | None:
         return next((member for member in self.members if member.member == name), None)

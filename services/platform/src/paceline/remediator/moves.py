@@ -76,7 +76,7 @@ def consider(job: JobRepair, action: Action, world: World) -> Step:
         action = replace(action, status=ActionStatus.PROPOSED)  # unless it is given up again
     plan = plan_seats(job, world, action.named, same=action.kind is RepairKind.RETRY)
     if action.kind is not RepairKind.FALLBACK and isinstance(plan, Reason):
-        if plan is Reason.WAIT_STANDBY and world.now_s < action.created_s + limits.standby_s:
+        if plan is Reason.WAIT_STANDBY and world.known_s < action.created_s + limits.standby_s:
             return waits(job, action, plan, RepairState.PREPARING)
         if plan in (Reason.MEMBERS_UNKNOWN, Reason.TOO_LARGE) or action.kind is not RepairKind.SWAP:
             return waits(job, action, plan, RepairState.HEALTHY)
@@ -96,9 +96,9 @@ def consider(job: JobRepair, action: Action, world: World) -> Step:
     silent = [
         seat for seat in action.leavers if seat.member not in action.named and may_come_back(seat, world)
     ]
-    if silent and world.now_s < action.created_s + RECONNECT_S:
+    if silent and world.known_s < action.created_s + RECONNECT_S:
         return waits(job, action, Reason.WAIT_SETTLED, RepairState.READY)
-    if world.now_s < action.not_before_s or is_paused(job, action, world):
+    if world.known_s < action.not_before_s or is_paused(job, action, world):
         return waits(job, action, Reason.WAIT_SETTLED, RepairState.READY)
     kills = action.kind is RepairKind.SWAP and not all_fenced(action, world)
     if kills and world.evidence_pending and world.now_s < action.created_s + limits.evidence_s:
@@ -219,7 +219,7 @@ def rebuild(job: JobRepair, action: Action, world: World, plan: Plan | None = No
     if plan is None:
         found = plan_seats(job, world, action.leaver_names, same=action.kind is RepairKind.RETRY)
         since_s = action.wanting_s or world.now_s
-        if found is Reason.WAIT_STANDBY and world.now_s < since_s + limits.standby_s:
+        if found is Reason.WAIT_STANDBY and world.known_s < since_s + limits.standby_s:
             return _await_standby(job, action, since_s, limits)
         if isinstance(found, Reason):
             reason = Reason.NO_STANDBY if found is Reason.WAIT_STANDBY else found
@@ -255,6 +255,8 @@ def _await_standby(job: JobRepair, action: Action, since_s: float, limits: Repai
 def rebuild_again(job: JobRepair, action: Action, world: World) -> Step:
     """The same generation and another rendezvous, within a bound; then a fresh generation. After a switch
     that failed the one that was to leave may still run: it is fenced first."""
+    if has_finished(job, action):
+        return at_its_end(job, action, world)
     if action.kind is RepairKind.PLANNED_SWAP:
         return fence(job, replace(action, kind=RepairKind.SWAP), world)
     if action.attempt_no + 1 >= limits_of(action, world).tries_max:
@@ -338,8 +340,8 @@ def roll_back(job: JobRepair, action: Action, world: World, reason: Reason) -> S
 
 
 def proceed(job: JobRepair, action: Action, world: World) -> Step:
-    """Losses that the registry shows, a cancellation, and deadlines."""
-    late = world.now_s >= action.deadline_s
+    """Losses that the registry shows, a cancellation, and deadlines; time counts as far as it is known."""
+    late = world.known_s >= action.deadline_s
     if job.state is RepairState.FALLBACK:
         return given_up(job, action, world, late=late)
     if job.state is RepairState.PREPARING:
@@ -359,7 +361,9 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
         if late:
             return fall_back(job, action, world, Reason.FENCE_FAILED)
         return Step(job, (), Reason.NOTHING_DUE)
-    lost = [seat for seat in lost_seats(action.seats, world) if seat.member not in job.finished]
+    if has_finished(job, action):
+        return at_its_end(job, action, world) if late else Step(job, (), Reason.NOTHING_DUE)
+    lost = lost_seats(action.seats, world)
     if lost and not action.lost_since_s:
         # Its exit is on the way by another topic, and may say that it has finished.
         waiting = replace(job, action=replace(action, lost_since_s=world.now_s))
@@ -368,7 +372,7 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
         action = replace(action, lost_since_s=0.0)
         job = replace(job, action=action)
     silent = [seat for seat in lost if not is_proven_gone(seat, world)]
-    if lost and world.now_s - action.lost_since_s >= (RECONNECT_S if silent else LOST_S):
+    if lost and world.known_s - action.lost_since_s >= (RECONNECT_S if silent else LOST_S):
         if is_not_begun(job, action, world):  # who is lost is replaced by its own fault, and nobody else
             return roll_back(job, action, world, Reason.ROLLED_BACK)
         return rebuild_without(job, replace(action, lost_since_s=0.0), lost, world)
@@ -389,6 +393,8 @@ def rebuild_without(
     job: JobRepair, action: Action, lost: list[Seat], world: World, proven: tuple[str, ...] = ()
 ) -> Step:
     """Somebody else was lost meanwhile: one more generation, after a fence where its end is not `proven`."""
+    if has_finished(job, action):
+        return at_its_end(job, action, world)
     known = action.leaver_names
     leavers = (*action.leavers, *(seat for seat in lost if seat.member not in known))
     gone = (seat.member for seat in lost if is_proven_gone(seat, world))
@@ -397,6 +403,19 @@ def rebuild_without(
     if all_fenced(action, world):
         return rebuild(job, action, world)
     return fence(job, replace(action, attempt_no=0), world)
+
+
+def has_finished(job: JobRepair, action: Action) -> bool:
+    """Whether a process of the present generation has ended with status 0: the others end as well now, and
+    without it there is no group any more."""
+    return any(seat.member in job.finished for seat in action.seats)
+
+
+def at_its_end(job: JobRepair, action: Action, world: World) -> Step:
+    """The job ended before the proof of its repair was there; nobody is stopped, nothing is built again."""
+    if is_not_begun(job, action, world):
+        return roll_back(job, action, world, Reason.FINISHED_IN_ORDER)
+    return end(job, action, ActionStatus.FAILED, Reason.FINISHED_IN_ORDER, RepairState.HEALTHY, world)
 
 
 def resume(job: JobRepair, action: Action, world: World) -> Step:

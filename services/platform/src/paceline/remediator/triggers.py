@@ -58,7 +58,7 @@ def process_exit(job: JobRepair, event: ProcessExit, world: World) -> Step:
         job = replace(job, error_exits=(*kept, (world.now_s, seat.member))[-TRANSIENTS_MAX:])
     fault = Fault(
         event.id, RepairCause.PROCESS_EXIT, RepairKind.SWAP, (seat,),
-        f"rank {seat.rank} is gone: {_code_text(event.code)}", world.now_s + wait_s, gone=(seat.member,),
+        f"rank {seat.rank} is gone: {_code_text(event.code)}", _after(wait_s, world), gone=(seat.member,),
     )  # fmt: skip
     if len({name for _, name in job.error_exits}) > 1 and event.code is not None and event.code > 0:
         words = f"{len(job.error_exits)} members ended with an error within {SAME_ERROR_S:g} s"
@@ -122,7 +122,7 @@ def _exit_under_way(job: JobRepair, action: Action, seat: Seat, world: World) ->
             return step  # it stood by, and the job goes on without it
         fault = Fault(
             f"{action.source}-died", RepairCause.PROCESS_EXIT, RepairKind.SWAP, (seat,),
-            f"rank {seat.rank} ended while a replacement was prepared", world.now_s, gone=(seat.member,),
+            f"rank {seat.rank} ended while a replacement was prepared", 0.0, gone=(seat.member,),
         )  # fmt: skip
         then = raise_fault(step.job, fault, world)
         return replace(then, effects=(*step.effects, *then.effects))
@@ -177,7 +177,7 @@ def node_lost(job: JobRepair, event: NodeLost, world: World) -> Step:
         return Step(job, (), Reason.ALREADY_UNDER_WAY)
     fault = Fault(
         event.id, RepairCause.NODE_LOST, RepairKind.SWAP, seats, f"node {event.node} has fallen silent",
-        world.now_s, node=event.node,
+        0.0, node=event.node,
     )  # fmt: skip
     return raise_fault(job, fault, world)
 
@@ -266,7 +266,7 @@ def judged(job: JobRepair, event: Judged, world: World) -> Step:
     is_guess = event.cause is RepairCause.FROZEN and not seen_stopped
     wait_s = world.policies.of(event.cause).limits.frozen_s if is_guess else 0.0
     fault = Fault(
-        event.id, event.cause, kind, seats, event.message, world.now_s + wait_s, incident=event.incident,
+        event.id, event.cause, kind, seats, event.message, _after(wait_s, world), incident=event.incident,
         node=node,
     )  # fmt: skip
     step = raise_fault(known, fault, world)
@@ -323,6 +323,11 @@ def _capture(job: JobRepair, event: Judged, world: World) -> Step:
         expires_s=world.now_s, incident=event.incident,
     )  # fmt: skip
     return Step(job, (Capture(action),), Reason.CAPTURE)
+
+
+def _after(wait_s: float, world: World) -> float:
+    """When what is not waited for may be done: at once, whatever is still unread."""
+    return world.now_s + wait_s if wait_s else 0.0
 
 
 def _code_text(code: int | None) -> str:

@@ -2,6 +2,7 @@
 commit together or not at all; ids are derived, so that the same event again writes the same rows."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -74,8 +75,10 @@ async def apply(
     now_s: float,
     context: Context,
     traceparent: str,
+    heard_s: float = math.inf,
 ) -> Step:
-    """Decide and write. The same event again decides to do nothing."""
+    """Decide and write. The same event again decides to do nothing. `heard_s`: what was written to the topics
+    before it has been read."""
     repairs = RepairRepository(session)
     attempt = await repairs.supervised_attempt(job, attempt)
     await lock_name(session, f"repair:{job}:{attempt}")
@@ -92,7 +95,7 @@ async def apply(
         await repairs.count_in(job, attempt, counted.names, counted.job.run)
     before, state = state, await _overlay(repairs, counted.job, members, policies)
     pending = await _evidence_pending(session, state, event)
-    step = decide(state, event, World(members, policies, now_s, pending))
+    step = decide(state, event, World(members, policies, now_s, pending, heard_s))
     step = replace(step, effects=(*counted.effects, *step.effects))
     if step.job != before or step.effects:
         await _write(session, row, step, members, now_s, context, traceparent)

@@ -28,6 +28,7 @@ from paceline.runtime.metrics import count, gauge, observe
 from paceline.runtime.options import ConsumerOptions
 from paceline.runtime.producer import Producer
 from paceline.runtime.progress import Progress, ProgressWatch
+from paceline.runtime.reach import Reach
 from paceline.runtime.record import Partition, Record
 from paceline.runtime.retry import Backoff
 from paceline.runtime.session import AssignedHook, RevokedHook, Session
@@ -77,10 +78,11 @@ class Consumer:
         self._watch = ProgressWatch(settings.stuck_s, self._options.unassigned_s)
         self._resume: dict[Partition, int] = {}
         self._targets: dict[Partition, int] | None = None
+        self._reach = Reach()
+        self._session: Session | None = None  # while it is open
         self._tasks = BackgroundTasks()
         self._stopping = False
         self._handling = False
-        self._connected = False
         self._committed_ns = 0
         self.recreated = 0
         self.progress = Progress.WAITING
@@ -109,7 +111,7 @@ class Consumer:
         return await self._tasks.crashed()
 
     def readiness(self) -> Readiness:
-        if not self._connected:
+        if self._session is None:
             return Readiness(False, f"{self.name}: no connection to Kafka at {self._settings.bootstrap}")
         if self._runner.failing:
             return Readiness(False, f"{self.name}: retrying, {self._runner.failing}")
@@ -121,6 +123,22 @@ class Consumer:
             return Readiness(False, f"{self.name}: {self.progress.value}")
         return Readiness(True)
 
+    async def handled_until(self) -> float | None:
+        """Unix time: what was written to the topics before it has been handled, by whichever member of the
+        group; 0 before that is known. None where Kafka does not answer now; asks for a few seconds."""
+        session = self._session
+        if session is None:
+            return None
+        try:
+            await self._reach.look(session, self._resume, self._clock.unix_s())
+        except EXPECTED:
+            return None
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            return None  # the session is being closed
+        return self._reach.until_s
+
     async def _run(self) -> None:
         attempt = 0
         while not self._stopping:
@@ -131,7 +149,7 @@ class Consumer:
             opened_ns = self._clock.monotonic_ns()
             try:
                 await session.open()
-                self._connected = True
+                self._session = session
                 reason = await self._consume(session)
             except Exception as error:
                 reason = describe(error)
@@ -142,7 +160,7 @@ class Consumer:
                     raise
                 reason = "cancelled: the client gave its own work up"
             finally:
-                self._connected = False
+                self._session = None
                 await session.close()
             if not self._stopping:
                 lived_s = (self._clock.monotonic_ns() - opened_ns) / 1e9

@@ -21,6 +21,7 @@ CLOSE_S_MAX = 5.0
 ABANDON_S_MAX = 1.0  # for each part of a consumer that would not close
 REVOKE_S_MAX = 10.0
 POSITION_S_MAX = 1.0
+ASK_S_MAX = 2.0
 log = get_logger(__name__)
 
 
@@ -160,6 +161,9 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         try:
             await self._consumer.commit(offsets)
         except KafkaError as error:
+            # With the next one again: on a quiet topic nothing else would ever say how far the group is.
+            again = {part: offset for part, offset in offsets.items() if _ours(part) in self._owned}
+            self._uncommitted = again | self._uncommitted
             count("paceline.kafka.commit_failures", group=self._group)
             log.info("commit_failed", group=self._group, error=repr(error))
 
@@ -194,6 +198,33 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
         except (TimeoutError, KafkaError, OSError):
             return None
 
+    async def all_ends(self) -> dict[Partition, int]:
+        """End of the log of every partition of the topics, whoever reads it. KafkaError or TimeoutError where
+        Kafka does not answer."""
+        async with asyncio.timeout(ASK_S_MAX):
+            parts = [
+                TopicPartition(topic.name, number)
+                for topic in self._topics
+                for number in sorted(self._numbers(topic))
+            ]
+            found = await self._consumer.end_offsets(parts)
+        return {_ours(part): offset for part, offset in found.items()}
+
+    def _numbers(self, topic: Topic) -> set[int]:
+        numbers: set[int] | None = self._consumer.partitions_for_topic(topic.name)
+        if not numbers:
+            raise TimeoutError(f"the partitions of {topic.name} are not known yet")
+        return numbers
+
+    async def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """Up to where the group has handled them; where nothing is kept before that, from there on."""
+        parts = [_kafka(part) for part in partitions]
+        async with asyncio.timeout(ASK_S_MAX):
+            first = await self._consumer.beginning_offsets(parts)
+            return {
+                _ours(part): max(await self._consumer.committed(part) or 0, first[part]) for part in parts
+            }
+
     def has_new_partitions(self) -> bool:
         """Whether a topic that is read whole has grown partitions we do not read yet."""
         if self._group is not None:
@@ -226,6 +257,7 @@ class Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 async with self.lock:
                     await self.commit()
                     gone, self._owned = tuple(self._owned), set()
+                    self._uncommitted = {}
                     if self._on_revoked is not None:
                         await self._on_revoked(gone)
         except TimeoutError:
