@@ -8,10 +8,10 @@ TORCH := torch==2.13.0
 PYTHON ?= python3
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help setup demo test lint types e2e bench eval eval-sockets openapi lock clean
+.PHONY: help setup demo test lint types e2e bench bench-recovery eval eval-sockets openapi lock clean
 
 help: ## this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: ## virtual environment, native probe, torch, console, Java runtime, Kafka jars
 	@tools/setup.sh
@@ -34,6 +34,9 @@ e2e: setup ## the browser test alone
 
 bench: setup ## the figures of docs/performance.md
 	@$(PY) tests/bench/run.py
+
+bench-recovery: setup ## repair beside a whole restart and beside torchft, NVRx and torchrun (installs them, minutes)
+	@$(PY) -m tests.bench.recovery_peers
 
 eval: setup ## known faults in simulated jobs: right class, right root, how soon (hours)
 	@$(VENV)/bin/paceline eval

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.trainer.testing import RepairJob, draw_fault
+from paceline.trainer.testing import Fault, RepairJob, draw_fault
 from paceline.trainer.testing.job import RESULTS_VARIABLE, Nursery, assert_equal, free_port
 
 PROGRAM = Path(__file__).parents[1] / "integration" / "trainer" / "programs" / "repaired.py"
@@ -41,9 +41,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def one_repair(nursery: Nursery, seed: int, ranks: int, words: Sequence[str], whole: Any) -> dict[str, Any]:
-    """Times of one recovery, in seconds; `equal` compares the result with the whole run's."""
-    fault = draw_fault(seed, ranks, STEPS)
+def one_repair(
+    nursery: Nursery, fault: Fault, ranks: int, words: Sequence[str], whole: Any
+) -> dict[str, Any]:
+    """Times of one recovery, in seconds, and what reached the joiner, in bytes; `different` compares the
+    result with the whole run's."""
     with RepairJob([str(PROGRAM), *words], ranks, standbys=1, faults=[fault], nursery=nursery) as job:
         job.await_end()
         (killed_s,) = job.fault_times()
@@ -52,9 +54,11 @@ def one_repair(nursery: Nursery, seed: int, ranks: int, words: Sequence[str], wh
         exits = job.controller.of_kind("child_exit")
         ordered = job.controller.of_kind("recovery")
         phases: dict[str, float] = defaultdict(float)
+        moved: dict[str, int] = defaultdict(int)
         for report in reports:
             name = report.phase.value
             phases[name] = max(phases[name], report.duration_ms / 1e3)
+            moved[name] = max(moved[name], report.bytes)
         phases["detect"] = exits[0].at_s - killed_s
         phases["order"] = ordered[0].at_s - exits[0].at_s
         outcomes = job.outcomes()
@@ -70,6 +74,7 @@ def one_repair(nursery: Nursery, seed: int, ranks: int, words: Sequence[str], wh
             "recoveries": len(ordered),
             "replayed": max(outcome.replayed for outcome in outcomes.values()),
             "phases": dict(phases),
+            "bytes": dict(moved),
             "different": equal,
         }
 
@@ -134,7 +139,8 @@ def main() -> None:
             whole = job.outcomes()
         for number in range(arguments.runs):
             try:
-                runs.append(one_repair(nursery, arguments.seed + number, arguments.ranks, words, whole))
+                fault = draw_fault(arguments.seed + number, arguments.ranks, STEPS)
+                runs.append(one_repair(nursery, fault, arguments.ranks, words, whole))
             except (TimeoutError, OSError, ValueError, IndexError) as error:
                 failed.append(str(error)[-600:])
     restarts = [one_restart(arguments.ranks, words) for _ in range(arguments.restarts)]

@@ -1,41 +1,50 @@
-"""From SIGKILL or SIGSTOP of a random rank to the first step of the full world, through the whole platform.
+"""From a fault on a random rank to the first step of the full world, through the whole platform.
 
 One platform for all runs: Apache Kafka, PostgreSQL, every service in one process, one node agent; policies
-say `auto` for a rank that is gone or stopped. Each run is a fresh DDP job of four gloo ranks under
-supervisors with one warm standby; kind, rank and phase come from the seed of the run. Times come from what
-the topics say. A run counts as recovered if the platform's own record says succeeded, nothing was given up,
-and losses, samples and final state are those of an uninterrupted run to the bit. Prints one JSON object.
+say `auto` for a rank that is gone or stopped, and for an error that may pass. Each run is a fresh DDP job
+of four gloo ranks under supervisors with one warm standby; rank and phase come from the seed of the run.
+Times come from what the topics say. A run counts as recovered if the platform's own record says succeeded,
+nothing was given up, losses, samples and final state are those of an uninterrupted run to the bit, and
+those ranks changed hands that should (`repair_cases`). Prints one JSON object; status 1 where a bar is
+missed (`repair_summary`).
 
     python -m tests.bench.repair_platform --kills 20 --stops 20
+    python -m tests.bench.repair_platform --kills 0 --stops 0 --transients 50 --permanents 50 --flaps 10
 """
 
 import argparse
 import asyncio
 import json
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.contracts.repair import ActionStatus, RepairMode
+from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairMode, RepairState
 from paceline.lab.demo.scene import Scene, prepare_home
 from paceline.lab.processes import LabError
 from paceline.lab.repair.crew import Crew, await_end, await_fault, difference
-from paceline.lab.repair.policies import allow
-from paceline.lab.repair.registry import actions_of, overlapping, recoveries_of, settled_action
+from paceline.lab.repair.policies import CAUSES, allow
+from paceline.lab.repair.registry import (
+    actions_of,
+    members_of,
+    overlapping,
+    recoveries_of,
+    settled_action,
+)
 from paceline.lab.repair.story import Story, tell
 from paceline.lab.repair.watch import RepairWatch, watching_repair
 from paceline.runtime.settings import KafkaSettings, load_settings
 from paceline.store import Database
-from paceline.trainer.testing import Fault, RepairJob, draw_fault
+from paceline.trainer.testing import RepairJob
 from paceline.trainer.testing.job import Outcome
 from tests.bench.recovery import PAUSE_S, PROGRAM
+from tests.bench.repair_cases import Case, Seats, changed_hands, draw_case, seats_of
+from tests.bench.repair_summary import Run, missed_bars, summary
 
-FAULT_STEPS = 14  # as in `recovery`: the fault comes in the middle of them
 STEPS = 44  # so that the job is still under way when the repair has proven itself
 STEADY = range(24, 40)  # steps whose time is stated
 FAULT_S_MAX = 60.0
@@ -45,42 +54,25 @@ SETTLED_S_MAX = 15.0
 PAUSE_BETWEEN_S = 1.0  # for the last words about one job, before the next one starts
 
 
-@dataclass(frozen=True)
-class Run:
-    """Seconds since the fault; None where it did not happen."""
-
-    fault: str
-    total_s: float | None
-    detected_s: float | None
-    times: Mapping[str, float]
-    recovered: bool
-    replayed: int
-    different: str
-    fell_back: str
-    orders: int
-    actions: list[str]
-    at_once: int  # recoveries of the job that began before another one had ended
-    step_s: float | None
-
-
 class Series:
     """All runs, one after the other."""
 
-    def __init__(self, scene: Scene, crew: Crew, faults: Sequence[Fault]) -> None:
+    def __init__(self, scene: Scene, crew: Crew, cases: Sequence[Case]) -> None:
         self.runs: list[Run] = []
         self.failed: list[str] = []
-        self._scene, self._crew, self._faults = scene, crew, faults
+        self._scene, self._crew, self._cases = scene, crew, cases
         self._command = [str(PROGRAM), "--steps", str(STEPS), "--pause"]
 
     async def act(self) -> None:
         store = Database(self._scene.platform.database_url)
         try:
             async with watching_repair(load_settings(KafkaSettings)) as watch:
-                await allow(self._scene.platform.token, RepairMode.AUTO)
+                causes = (*CAUSES, RepairCause.TRANSIENT)
+                await allow(self._scene.platform.token, RepairMode.AUTO, causes=causes)
                 whole = await self._crew.uninterrupted([*self._command, "0"])
-                for number, fault in enumerate(self._faults):
-                    await self._run(store, watch, fault, whole)
-                    self._scene.say(f"{number + 1} of {len(self._faults)}: {self._newest()}")
+                for number, case in enumerate(self._cases):
+                    await self._run(store, watch, case, whole)
+                    self._scene.say(f"{number + 1} of {len(self._cases)}: {self._newest()}")
                     await asyncio.sleep(PAUSE_BETWEEN_S)
         finally:
             await store.stop()
@@ -90,47 +82,57 @@ class Series:
         return "failed" if run is None else f"{run.fault} {run.total_s} {run.different[:200]}{run.fell_back}"
 
     async def _run(
-        self, store: Database, watch: RepairWatch, fault: Fault, whole: Mapping[int, Outcome]
+        self, store: Database, watch: RepairWatch, case: Case, whole: Mapping[int, Outcome]
     ) -> None:
+        command = [*self._command, str(PAUSE_S)]
         try:
-            job = await self._crew.start(store, [*self._command, str(PAUSE_S)], [fault], "bench")
+            job = await self._crew.start(store, command, case.faults, "bench")
         except LabError as error:
-            self.failed.append(f"{text_of(fault)}: {error}"[-1500:])
+            self.failed.append(f"{case.text}: {error}"[-1500:])
             return
         try:
-            self.runs.append(await self._watched(store, watch, job, fault, whole))
+            self.runs.append(await self._watched(store, watch, job, case, whole))
         except LabError as error:
-            self.failed.append(f"{text_of(fault)}: {error}"[-1500:])
+            self.failed.append(f"{case.text}: {error}"[-1500:])
         finally:
             self._crew.close(job)
 
     async def _watched(
-        self, store: Database, watch: RepairWatch, job: RepairJob, fault: Fault, whole: Mapping[int, Outcome]
+        self, store: Database, watch: RepairWatch, job: RepairJob, case: Case, whole: Mapping[int, Outcome]
     ) -> Run:
-        ranks = self._crew.ranks
+        ranks, orders = self._crew.ranks, len(case.faults)
+        start = await seats_now(store, job.name)
         job.open_gate()
         fault_s = await await_fault(job, FAULT_S_MAX)
         await watch.until(lambda: tell(watch.seen[job.name], fault_s, ranks).is_over, STORY_S_MAX)
         step_s = await steady_step_s(job)
         has_ended = await await_end(job, END_S_MAX)
         story = tell(watch.seen[job.name], fault_s, ranks)
-        different = difference(job, whole) if has_ended else f"it did not end:\n{job.output()}"
+        different = difference(job, whole, orders) if has_ended else f"it did not end:\n{job.output()}"
         action = await settled_action(store, job.name, SETTLED_S_MAX)
         actions = await actions_of(store, job.name)
-        recoveries = await recoveries_of(store, job.name)
+        recoveries = sorted(await recoveries_of(store, job.name), key=lambda each: each.generation)
+        replaced = changed_hands([start, *(seats_of(each.seats) for each in recoveries)])
         succeeded = action is not None and action.status == ActionStatus.SUCCEEDED.value
-        fell_back = story.fell_back or next((a.reason for a in actions if a.kind == "fallback"), "")
+        given_up = [each.reason for each in recoveries if each.state == RepairState.FALLBACK.value]
+        given_up += [each.reason for each in actions if each.kind == RepairKind.FALLBACK.value]
+        fell_back = story.fell_back or next(iter(given_up), "")
+        is_whole = succeeded and story.resumed_s is not None and not different and not fell_back
+        is_one = orders == 1  # the times of several recoveries are those of none
         return Run(
-            fault=text_of(fault), total_s=story.resumed_s, detected_s=story.detected_s,
-            times=times_of(story), replayed=story.replayed, different=different[-1500:],
-            fell_back=fell_back, orders=story.orders, at_once=overlapping(recoveries), step_s=step_s,
-            actions=[f"{a.kind} by {a.cause}: {a.status} ({a.reason})" for a in actions],
-            recovered=succeeded and story.resumed_s is not None and not different and not fell_back,
+            kind=case.kind, fault=case.text, total_s=story.resumed_s if is_one else None,
+            detected_s=story.detected_s, times=times_of(story) if is_one else {}, replayed=story.replayed,
+            different=different[-1500:], fell_back=fell_back, orders=story.orders,
+            at_once=overlapping(recoveries), step_s=step_s, replaced=replaced, expected=case.replaced,
+            actions=[f"{a.kind} by {a.cause}: {a.status} ({a.reason}) {a.message[:200]}" for a in actions],
+            recovered=is_whole and replaced == case.replaced,
         )  # fmt: skip
 
 
-def text_of(fault: Fault) -> str:
-    return f"{fault.kind} rank {fault.rank} {fault.phase} step {fault.step}"
+async def seats_now(store: Database, job: str) -> Seats:
+    """Who has which rank before anything has happened."""
+    rows = await members_of(store, job)
+    return {row.rank: (row.member, row.child_pid) for row in rows if row.role == "member"}
 
 
 def times_of(story: Story) -> dict[str, float]:
@@ -171,76 +173,64 @@ async def steady_step_s(job: RepairJob) -> float | None:
     return (steady[-1][1] - steady[0][1]) / (steady[-1][0] - steady[0][0])
 
 
-def spread(values: Sequence[float | None]) -> dict[str, float] | None:
-    known = sorted(value for value in values if value is not None)
-    if not known:
-        return None
-    return {
-        "median": round(statistics.median(known), 3),
-        "min": round(known[0], 3),
-        "max": round(known[-1], 3),
-        "p90": round(known[max(0, -(-len(known) * 9 // 10) - 1)], 3),  # nearest rank
-        "n": len(known),
-    }
-
-
-def summary(runs: Sequence[Run], asked: int) -> dict[str, Any]:
-    """Of the runs of one kind."""
-    names = sorted({name for run in runs for name in run.times})
-    return {
-        "recovered": sum(run.recovered for run in runs),
-        "of": asked,
-        "fault_to_first_full_step_s": spread([run.total_s for run in runs if run.recovered]),
-        "detect_s": spread([run.detected_s for run in runs]),
-        "detected_to_first_full_step_s": spread(
-            [run.total_s - run.detected_s for run in runs if run.total_s and run.detected_s is not None]
-        ),
-        "replayed_max": max((run.replayed for run in runs), default=-1),
-        "fell_back": [f"{run.fault}: {run.fell_back}" for run in runs if run.fell_back],
-        "different": [f"{run.fault}: {run.different}" for run in runs if run.different],
-        "recoveries_at_once": sum(run.at_once for run in runs),
-        "more_than_one_order": [f"{run.fault}: {run.orders}" for run in runs if run.orders > 1],
-        "step_s": spread([run.step_s for run in runs]),
-        "parts_s": {name: spread([run.times.get(name) for run in runs]) for name in names},
-    }
-
-
-def main() -> int:
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--stops", type=int, default=20)
+    parser.add_argument("--transients", type=int, default=0, help="errors that may pass, one a job")
+    parser.add_argument("--permanents", type=int, default=0, help="kills and errors of the script")
+    parser.add_argument("--flaps", type=int, default=0, help="jobs with three errors that may pass")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--each", action="store_true", help="every run in the result as well")
-    arguments = parser.parse_args()
-    kinds = {"sigkill": arguments.kills, "sigstop": arguments.stops}
-    faults = [
-        draw_fault(arguments.seed + number, arguments.ranks, FAULT_STEPS, kinds=[kind])
-        for kind, wanted in kinds.items()
+    return parser.parse_args()
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    asked = {
+        "sigkill": arguments.kills,
+        "sigstop": arguments.stops,
+        "transient": arguments.transients,
+        "permanent": arguments.permanents,
+        "flapping": arguments.flaps,
+    }
+    cases = [
+        draw_case(kind, arguments.seed + number, arguments.ranks)
+        for kind, wanted in asked.items()
         for number in range(wanted)
     ]
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         Path(folder).chmod(0o755)  # the database's own user has to come through
         crew = Crew(prepare_home(Path(folder)), ranks=arguments.ranks)
         scene = Scene(Path(folder) / "demo", crew, port=0, quiet=True)
-        series = Series(scene, crew, faults)
+        series = Series(scene, crew, cases)
         try:
             scene.launch()
             asyncio.run(scene.run(series.act))
         finally:
             scene.close()
-    runs = {kind: [run for run in series.runs if run.fault.startswith(kind)] for kind in kinds}
+    kinds = {
+        kind: summary([run for run in series.runs if run.kind == kind], wanted)
+        for kind, wanted in asked.items()
+        if wanted
+    }
     result: dict[str, Any] = {
         "ranks": arguments.ranks,
         "step_pause_s": PAUSE_S,
-        **{kind: summary(runs[kind], wanted) for kind, wanted in kinds.items() if wanted},
+        **kinds,
         "failed": series.failed,
         "faults": [f"{run.fault} {run.total_s}" for run in series.runs],
+        "missed": [missed for kind, found in kinds.items() for missed in missed_bars(kind, found)],
     }
     if arguments.each:
         result["runs"] = [asdict(run) for run in series.runs]
+    return result
+
+
+def main() -> int:
+    result = measure(read_arguments())
     sys.stdout.write(json.dumps(result) + "\n")
-    return 0 if series.runs and all(run.recovered for run in series.runs) and not series.failed else 1
+    return 1 if result["missed"] else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from paceline.store import Database
-from paceline.store.models.repair import Recovery, RepairAction
+from paceline.store.models.repair import Recovery, RepairAction, RepairMember
 from paceline.store.repositories.repair import ActionFilter, RepairRepository
 
 ROWS_MAX = 200
@@ -25,10 +25,15 @@ class Spell(Protocol):
     def ended_at(self) -> datetime | None: ...
 
 
+async def members_of(store: Database, job: str) -> Sequence[RepairMember]:
+    """Supervisors of a job that have not left."""
+    async with store.transaction() as session:
+        return await RepairRepository(session).members_page([job], [], None, ROWS_MAX)
+
+
 async def standbys_ready(store: Database, job: str, supervisors: int) -> int:
     """Warm standbys of a job, once all its `supervisors` have told of themselves; before that -1."""
-    async with store.transaction() as session:
-        rows = await RepairRepository(session).members_page([job], [], None, ROWS_MAX)
+    rows = await members_of(store, job)
     if len(rows) < supervisors:
         return -1
     return sum(row.ready and row.role == "standby" for row in rows)
