@@ -10,7 +10,7 @@ goes to `.paceline/recovery-peers.json`; `--add` counts what is there already as
 of ours is missed.
 
     python -m tests.bench.recovery_peers --rounds 5
-    python -m tests.bench.recovery_peers --rounds 1 --seed 2 --add
+    python -m tests.bench.recovery_peers --rounds 1 --seed 2 --parts restart torchrun --add
 """
 
 import argparse
@@ -18,7 +18,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +33,7 @@ RANKS = 4
 UNPLANNED_RATIO_MIN = 5.0  # a whole restart takes so many times as long
 PLANNED_RATIO_MIN = 15.0
 PROGRAM_S_MAX = 600.0
+PARTS = ("planned", "platform", "restart", *SYSTEMS)
 
 
 def run_program(module: str, *words: str) -> dict[str, Any]:
@@ -48,20 +49,28 @@ def run_program(module: str, *words: str) -> dict[str, Any]:
     return found
 
 
-def one_round(data: dict[str, Any], seed: int, kills: int, say: Callable[[str], None]) -> None:
-    """Adds what one round has measured to `data`."""
-    words = ["--kills", str(kills), "--stops", "0", "--seed", str(seed * kills), "--each"]
-    data["platform"].append(run_program("tests.bench.repair_platform", *words))
-    say(f"platform: {figure_of_platform(data['platform'][-1])}")
-    data["restarts"].append(one_restart(RANKS, ["--steps", str(STEPS), "--pause", str(PAUSE_S)]))
-    say(f"restart: {data['restarts'][-1]:.2f} s")
+def one_round(
+    data: dict[str, Any], names: Sequence[str], seed: int, arguments: argparse.Namespace
+) -> Iterator[str]:
+    """Measures one after the other, adds it to `data` and says what it was."""
+    if "planned" in names and "pause_ms" not in data["planned"]:
+        words = ["--switches", str(arguments.switches)]
+        data["planned"] = run_program("tests.bench.planned_session", *words)
+        yield f"planned: {data['planned']}"
+    if "platform" in names:
+        kills = str(arguments.kills)
+        words = ["--kills", kills, "--stops", "0", "--seed", str(seed * arguments.kills), "--each"]
+        data["platform"].append(run_program("tests.bench.repair_platform", *words))
+        yield f"platform: {figure_of_platform(data['platform'][-1])}"
+    if "restart" in names:
+        data["restarts"].append(one_restart(RANKS, ["--steps", str(STEPS), "--pause", str(PAUSE_S)]))
+        yield f"restart: {data['restarts'][-1]:.2f} s"
     fault = draw_fault(seed, RANKS, STEPS)
     for name, system in SYSTEMS.items():
-        if name in data["unavailable"]:
-            continue
-        run = system.run(fault)
-        data["peers"].setdefault(name, []).append(asdict(run))
-        say(f"{name}: {run.fault}: {run.full_s}{' lost' if run.lost else ''}")
+        if name in names and name not in data["unavailable"]:
+            run = system.run(fault)
+            data["peers"].setdefault(name, []).append(asdict(run))
+            yield f"{name}: {run.fault}: {run.full_s}{' lost' if run.lost else ''}"
 
 
 def figure_of_platform(found: Mapping[str, Any]) -> str:
@@ -151,33 +160,32 @@ def print_table(found: Mapping[str, Any]) -> None:
         print(f"missed: {text}")
 
 
+def keep(data: Mapping[str, Any]) -> None:
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.write_text(json.dumps({**summarise(data), "data": data}, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kills", type=int, default=4, help="through the platform in each round")
     parser.add_argument("--switches", type=int, default=8, help="planned replacements")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     parser.add_argument("--add", action="store_true", help="to what was measured before")
     arguments = parser.parse_args()
     data: dict[str, Any] = {"platform": [], "restarts": [], "peers": {}, "planned": {}, "load_average": []}
     if arguments.add and OUTPUT.exists():
         data = json.loads(OUTPUT.read_text())["data"]
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     reasons = {name: prepare(system.environment) for name, system in SYSTEMS.items()}
     data["unavailable"] = {name: reason for name, reason in reasons.items() if reason}
     for number in range(arguments.rounds):
-        if "pause_ms" not in data["planned"]:
-            words = ["--switches", str(arguments.switches)]
-            data["planned"] = run_program("tests.bench.planned_session", *words)
-            say(f"planned: {data['planned']}")
-        one_round(data, arguments.seed + number, arguments.kills, say)
+        for text in one_round(data, arguments.parts, arguments.seed + number, arguments):
+            print(text, file=sys.stderr, flush=True)
+            keep(data)
         data["load_average"].append(os.getloadavg()[0])
-        found = summarise(data)
-        OUTPUT.parent.mkdir(parents=True, exist_ok=True)
-        OUTPUT.write_text(json.dumps({**found, "data": data}, indent=1) + "\n")
+    keep(data)
     print_table(found := summarise(data))
     print(json.dumps(found))
     return 1 if found["missed"] else 0

@@ -101,19 +101,21 @@ def missed_bars(sizes: Sequence[dict[str, Any]]) -> list[str]:
     return missed
 
 
-def print_table(sizes: Sequence[dict[str, Any]]) -> None:
-    names = ("detect", "rendezvous", "parameters", "optimizer", "resume", "first_step")
-    print(f"{'MB a rank':>9} {'ranks':>5} {'total s':>8} " + " ".join(f"{name:>20}" for name in names))
-    for one in sizes:
-        if not one.get("recovered"):
-            print(f"{one['state_mb']:9} {one['ranks']:5} none recovered: {one['failed']}")
-            continue
-        parts = [one["phases_s"].get(name) for name in names]
-        text = " ".join(
-            f"{part['median']:6.3f} ({part['min']:.3f}-{part['max']:.3f})" if part else "-" for part in parts
-        )
-        rate = f"{one['copied_mb']['median']:.1f} MB copied, {one['copy_mb_per_s']['median']:.0f} MB/s"
-        print(f"{one['state_mb']:9} {one['ranks']:5} {one['total_s']['median']:8.3f} {text} {rate}")
+NAMES = ("detect", "rendezvous", "parameters", "optimizer", "resume", "first_step")
+
+
+def line_of(one: dict[str, Any]) -> str:
+    """Of the table: phases in ms, median (smallest to largest), of the slowest member."""
+    if not one.get("recovered"):
+        return f"{one['state_mb']:9} {one['ranks']:5} none recovered: {one['failed']}"
+    parts = [one["phases_s"].get(name) for name in NAMES]
+    text = " ".join(f"{in_ms(part):>18}" if part else f"{'-':>18}" for part in parts)
+    rate = f"{one['copied_mb']['median']:.1f} MB, {one['copy_mb_per_s']['median']:.0f} MB/s"
+    return f"{one['state_mb']:9} {one['ranks']:5} {in_ms(one['total_s']):>20} {text} {rate}"
+
+
+def in_ms(part: dict[str, float]) -> str:
+    return f"{part['median'] * 1e3:.0f} ({part['min'] * 1e3:.0f} to {part['max'] * 1e3:.0f})"
 
 
 def main() -> int:
@@ -122,16 +124,18 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES_MB), metavar="MB")
     arguments = parser.parse_args()
-    sizes = []
+    sizes: list[dict[str, Any]] = []
+    head = " ".join(f"{name:>18}" for name in NAMES)
+    print(f"{'MB a rank':>9} {'ranks':>5} {'total ms':>20} {head} copied", flush=True)
     with Nursery() as nursery:
         for megabytes in arguments.sizes:
             needed_mb = megabytes * JOB_COPIES * (arguments.ranks + 1)
             if needed_mb > available_mb():
                 why = f"needs about {needed_mb} MB of memory, {available_mb()} MB are there"
                 sizes.append({"state_mb": megabytes, "ranks": arguments.ranks, "failed": [why]})
-                continue
-            sizes.append(measure(nursery, megabytes, arguments.ranks, arguments.runs))
-    print_table(sizes)
+            else:
+                sizes.append(measure(nursery, megabytes, arguments.ranks, arguments.runs))
+            print(line_of(sizes[-1]), flush=True)
     missed = missed_bars(sizes)
     print(json.dumps({"sizes": sizes, "missed": missed, "load_average": os.getloadavg()[0]}))
     return 1 if missed else 0

@@ -20,10 +20,10 @@ from tests.bench.peers.ground import FAULT_TIME, FAULT_VARIABLE, FOLDER_VARIABLE
 RANKS = 4
 READY_S_MAX = 90.0
 FAULT_S_MAX = 60.0
-RECOVERY_S_MAX = 60.0
+RECOVERY_S_MAX = 30.0
 POLL_S = 0.005
 TOKEN_VARIABLE = "PEER_TOKEN"  # by which processes that left their group are found again
-LOG_CHARACTERS = 600
+LOG_CHARACTERS = 1500
 FOREIGN = ("PACELINE", "PYTHON")  # variables that are ours and not the peer's
 
 

@@ -1,5 +1,6 @@
 """N ranks and their standbys as processes on this machine, led by a `LocalController`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -58,7 +59,8 @@ class Nursery:
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it is gone, and a request still waits
+            self._process.stdin.close()
         try:
             self._process.wait(NURSERY_S_MAX)
         except subprocess.TimeoutExpired:  # it may still import torch
@@ -91,7 +93,10 @@ class Nursling:
 
     def poll(self) -> int | None:
         if self._code is None:
-            self._code = self._nursery.ask({"wait": self.pid})
+            try:
+                self._code = self._nursery.ask({"wait": self.pid})
+            except (OSError, ValueError):  # the nursery is gone, and whatever it started ends with it
+                self._code = -signal.SIGKILL
         return self._code
 
     def kill(self) -> None:
