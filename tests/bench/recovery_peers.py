@@ -16,6 +16,7 @@ of ours is missed.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -178,6 +179,7 @@ def main() -> int:
     if arguments.add and OUTPUT.exists():
         data = json.loads(OUTPUT.read_text())["data"]
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends in order
     reasons = {name: prepare(system.environment) for name, system in SYSTEMS.items()}
     data["unavailable"] = {name: reason for name, reason in reasons.items() if reason}
     for number in range(arguments.rounds):

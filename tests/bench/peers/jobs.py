@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from paceline.trainer.supervisor.child import die_with
 from paceline.trainer.testing import Fault
 from paceline.trainer.testing.job import free_port
 from tests.bench.peers.environments import ROOT, python_of
@@ -91,6 +92,7 @@ class PeerJob:
             process = subprocess.Popen(
                 words, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=partial(die_with, os.getpid()),  # a bench that is killed leaves nothing running
             )  # fmt: skip
         self.processes.append(process)
         return process
