@@ -1,11 +1,18 @@
 """Step time with per-step protection on and off, block by block inside the same processes.
 
-Two gloo ranks train one MLP under DDP. Blocks of steps with and without protection alternate in pairs,
-the order drawn; a step lasts as long as on its slowest rank. `--idle-ms` adds time in which the CPU has
-nothing to do to each step, as when an accelerator computes; without it the training itself uses every core,
-and whatever protection does is taken from it. After the warm-up the budget check says which interval holds,
-and `--interval 0` (the default) uses that. Prints one JSON object: medians, the ratio with a bootstrap 95%
-interval over the pairs, overruns, and the budget. `--checksum` measures checksums and copies instead.
+Two gloo ranks train one MLP under DDP. `--idle-ms` adds time in which the CPU has nothing to do to each step,
+as when an accelerator computes; without it the training itself uses every core, and whatever protection does
+is taken from it. After the warm-up the budget check says which interval holds, and `--interval 0` (the
+default) uses that.
+
+Method. A pair is a block of steps with and a block without protection, one right after the other, the order
+drawn, so that what the machine does meanwhile falls on both. Each block begins with steps that do not count:
+every one that counts follows one of its own kind, and its gate waits for a copy like any other. A step
+lasts as long as on its slowest rank. `ratio`: of the blocks' means without the slowest `--trim` of their
+steps, which are other processes' time slices; median over the pairs, with a bootstrap 95% interval of that
+median. `ratio_all` is the same of plain means, so that a stall that protection makes now and then cannot hide
+in what is trimmed. `--control` switches protection on in neither block: what the method finds where nothing is.
+Prints one JSON object. `--checksum` measures checksums and copies instead.
 
     python tests/bench/protection_cost.py --pairs 40 --idle-ms 60
 """
@@ -113,49 +120,75 @@ def worker(arguments: argparse.Namespace) -> None:
     dist.all_reduce(chosen, op=dist.ReduceOp.MAX)
     protector.interval_steps = int(chosen)
     before = (protector.counters.overruns, protector.counters.stall_s, protector.counters.protected)
-    steps = min(max(arguments.steps, 2 * protector.interval_steps), BLOCK_STEPS_MAX)
-    draw, rows = random.Random(3), []
-    for _ in range(arguments.pairs):
-        times: dict[bool, float] = {}
-        for on in (True, False) if draw.random() < 0.5 else (False, True):
-            dist.barrier()
-            times[on] = statistics.fmean(training.step(protector if on else None) for _ in range(steps))
-            protector.before_write()  # nothing of an `on` block runs into an `off` one
-        rows.append([times[False], times[True]])
-    slowest = torch.tensor(rows, dtype=torch.float64)
+    rows = run_pairs(arguments, training, protector)
+    slowest = torch.tensor(rows, dtype=torch.float64)  # pairs x (off, on) x steps, in seconds
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     if rank == 0:
-        print(json.dumps(report(arguments, slowest.tolist(), protector, found, before, steps)))
+        print(json.dumps(report(arguments, slowest.tolist(), protector, found, before)))
     dist.barrier()
     protector.close()
     os._exit(0)
 
 
+def run_pairs(arguments: argparse.Namespace, training: Training, protector: Any) -> list[list[list[float]]]:
+    """Of each pair the seconds of the steps without protection, and of those with it."""
+    import torch.distributed as dist
+
+    interval = int(protector.interval_steps)
+    steps = min(max(arguments.steps, 2 * interval), BLOCK_STEPS_MAX)
+    draw, rows = random.Random(3), []
+    for _ in range(arguments.pairs):
+        times: dict[bool, list[float]] = {}
+        for on in (True, False) if draw.random() < 0.5 else (False, True):
+            given = protector if on and not arguments.control else None
+            dist.barrier()
+            for _ in range(interval):
+                training.step(given)
+            times[on] = [training.step(given) for _ in range(steps)]
+            protector.before_write()  # nothing of an `on` block runs into an `off` one
+        rows.append([times[False], times[True]])
+    return rows
+
+
+def trimmed_mean(values: Sequence[float], share: float) -> float:
+    """Without the largest `share` of `values`."""
+    return statistics.fmean(sorted(values)[: len(values) - int(share * len(values))])
+
+
+def ratios_of(rows: Sequence[Sequence[Sequence[float]]], trim: float) -> list[float]:
+    return [trimmed_mean(on, trim) / trimmed_mean(off, trim) for off, on in rows]
+
+
 def report(
     arguments: argparse.Namespace,
-    rows: list[list[float]],
+    rows: list[list[list[float]]],
     protector: Any,
     found: Any,
     before: tuple[int, float, int],
-    steps: int,
 ) -> dict[str, Any]:
-    ratios = [on / off for off, on in rows]
-    low, high = interval_of(ratios)
+    ratios, plain = ratios_of(rows, arguments.trim), ratios_of(rows, 0.0)
+    (low, high), (plain_low, plain_high) = interval_of(ratios), interval_of(plain)
     counters = protector.counters
     return {
         "bench": "protection_cost",
         "ranks": 2,
         "zero": arguments.zero,
+        "control": arguments.control,
         "pairs": len(rows),
-        "steps_per_block": steps,
+        "steps_per_block": len(rows[0][0]),
         "interval_steps": protector.interval_steps,
         "bytes_shared": counters.bytes_shared,
         "bytes_own": counters.bytes_own,
-        "step_ms_off": round(statistics.median(off for off, _ in rows) * 1e3, 3),
-        "step_ms_on": round(statistics.median(on for _, on in rows) * 1e3, 3),
+        "step_ms_off": round(
+            statistics.median(trimmed_mean(off, arguments.trim) for off, _ in rows) * 1e3, 3
+        ),
+        "step_ms_on": round(statistics.median(trimmed_mean(on, arguments.trim) for _, on in rows) * 1e3, 3),
         "ratio": round(statistics.median(ratios), 4),
         "ratio_low": round(low, 4),
         "ratio_high": round(high, 4),
+        "ratio_all": round(statistics.median(plain), 4),
+        "ratio_all_low": round(plain_low, 4),
+        "ratio_all_high": round(plain_high, 4),
         "within_1_percent": low >= 0.99 and high <= 1.01,
         "protected": counters.protected - before[2],
         "overruns": counters.overruns - before[0],
@@ -216,7 +249,9 @@ def launch(arguments: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=5, help="steps of a block, at least two intervals")
+    parser.add_argument("--steps", type=int, default=8, help="steps of a block, at least two intervals")
+    parser.add_argument("--trim", type=float, default=0.25, help="share of a block's steps, the slowest ones")
+    parser.add_argument("--control", action="store_true", help="protection in neither block of a pair")
     parser.add_argument("--interval", type=int, default=0, help="0: what the budget check says")
     parser.add_argument("--idle-ms", type=float, default=0.0, help="idle time of the CPU in each step")
     parser.add_argument("--zero", action="store_true", help="ZeroRedundancyOptimizer")

@@ -1,6 +1,7 @@
 """Ranks as threads of one process: real tensors, real sockets on loopback, no process group."""
 
 import errno
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from paceline.trainer.protection import (
 )
 from paceline.trainer.protection.checksum import checksum
 from paceline.trainer.protection.identity import Place
+from paceline.trainer.protection.overruns import WINDOW_STEPS
 from paceline.trainer.protection.replica import Generation
 from paceline.trainer.protection.server import Server
 from paceline.trainer.protection.slots import Slots
@@ -288,6 +290,32 @@ def test_a_step_that_the_optimizer_skips_is_protected_too(job: Any) -> None:
     running.settle()
     assert [each.protector.counters.skipped for each in running.ranks] == [0, 0]
     assert {each.protector.committed() for each in running.ranks} == {4}
+
+
+def test_a_copy_that_cannot_begin_does_not_keep_a_restore_from_settling(job: Any) -> None:
+    running = job(1)
+    running.train(0, 1)
+    running.settle()
+    protector = running.ranks[0].protector
+
+    def refuse(_job: object) -> None:
+        raise queue.Full
+
+    protector._copier.submit = refuse
+    protector.end_step(2)
+    assert protector.status() == ("off", "end_step: Full: ")
+    assert protector.settle(0.0)
+
+
+def test_what_protection_takes_above_its_limit_is_told(job: Any, caplog: pytest.LogCaptureFixture) -> None:
+    running = job(2)
+    with caplog.at_level("WARNING", "paceline.protection"):
+        running.train(
+            0, WINDOW_STEPS + 1
+        )  # steps of a toy: the copies take far more than a hundredth of them
+    told = [one.getMessage() for one in caplog.records if one.getMessage().startswith("protection took")]
+    assert len(told) == 2, "each rank once"
+    assert running.ranks[0].protector.overruns.newest.exceeds
 
 
 def test_nothing_is_restored_while_the_copier_reads_the_live_tensors(job: Any) -> None:

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +11,7 @@ from paceline.trainer.protection.identity import Member, Place, ShardIdentity
 from paceline.trainer.protection.replica import Generation
 from paceline.trainer.protection.server import Server
 from paceline.trainer.protection.slots import NEVER, Slots
-from paceline.trainer.protection.wire import HEAD, HEADER_BYTES_MAX, MAGIC, Channel, number, text
+from paceline.trainer.protection.wire import HEAD, HEADER_BYTES_MAX, MAGIC, NONCE_BYTES, Channel, number, text
 
 KEY = b"k" * 32
 
@@ -138,7 +138,8 @@ def test_other_generations_are_refused(node: Node, generation: int, older: bool)
 
 
 @pytest.mark.parametrize(
-    "change", [{"generation": 4}, {"bytes": 2048}, {"step": "7"}, {"shard": None}, {"committed": -5}]
+    "change",
+    [{"generation": 4}, {"bytes": 2048}, {"bytes": -1}, {"step": "7"}, {"shard": None}, {"committed": -5}],
 )
 def test_a_bad_header_ends_the_link_and_keeps_nothing(node: Node, change: dict[str, Any]) -> None:
     channel, answer = node.call({"role": "replica", "rank": 1, "generation": 5})
@@ -159,6 +160,63 @@ def test_a_rank_that_this_one_does_not_keep_is_refused(node: Node) -> None:
     with pytest.raises(ConnectionError):
         channel.receive()
     channel.close()
+
+
+class Drip:
+    """A peer that sends a byte a second."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._bytes = iter(b"n" * NONCE_BYTES + HEAD.pack(MAGIC, 100) + bytes(200))
+
+    def setsockopt(self, *_: int) -> None: ...
+
+    def settimeout(self, _seconds: float) -> None: ...
+
+    def sendall(self, _data: bytes) -> None: ...
+
+    def recv_into(self, target: memoryview) -> int:
+        target[0] = next(self._bytes)
+        self.now_s += 1.0
+        return 1
+
+
+def test_who_greets_slowly_is_let_go_in_the_time_of_one_greeting() -> None:
+    drip = Drip()
+    channel = Channel(cast(Any, drip), KEY, is_client=False, handshake_s=50.0, clock=lambda: drip.now_s)
+    with pytest.raises(TimeoutError, match="greeting"):
+        channel.receive()
+    assert drip.now_s == 50.0
+
+
+def test_a_generation_ends_while_one_of_its_links_stands_still(node: Node) -> None:
+    """A sender that waits for a frozen peer holds the lock; the end must not wait for it."""
+    channel, _ = node.call({"role": "commit", "rank": 1, "generation": 5})
+    ended = threading.Event()
+
+    def stuck() -> None:
+        with node.generation._lock:
+            try:
+                while True:
+                    node.generation._open[0].send({"kind": "step"}, memoryview(bytes(1 << 20)))
+            except OSError:
+                ended.set()
+
+    threading.Thread(target=stuck, daemon=True).start()
+    closer = threading.Thread(target=node.generation.close, daemon=True)
+    closer.start()
+    closer.join(30)
+    assert not closer.is_alive()
+    assert ended.wait(30)
+    channel.close()
+
+
+def test_an_address_of_somewhere_else_is_given_to_others_and_not_listened_on() -> None:
+    server = Server("192.0.2.1")  # of the block for documentation: no machine has it
+    assert server.endpoint.startswith("192.0.2.1:")
+    port = int(server.endpoint.rpartition(":")[2])
+    socket.create_connection(("127.0.0.1", port), 10).close()
+    server.close()
 
 
 @pytest.mark.needs_torch

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.trainer.sandbox import files
 from paceline.trainer.sandbox.errors import RecordingRefused
 from paceline.trainer.sandbox.files import load, save
 from paceline.trainer.sandbox.recorder import choose_recorders
@@ -55,6 +56,54 @@ def test_an_expired_file_is_removed(tmp_path: Path, recording: Recording) -> Non
     assert not path.exists()
 
 
+@pytest.mark.parametrize("expires", [b"NaN", b"Infinity", b"1e12"])
+def test_no_file_lives_for_ever(tmp_path: Path, recording: Recording, expires: bytes) -> None:
+    path = tmp_path / "recording"
+    save(recording, path, life_s=60, now_s=NOW_S)
+    path.write_bytes(path.read_bytes().replace(b"1060.0", expires))
+    with pytest.raises(RecordingRefused, match="expired"):
+        load(path, now_s=NOW_S)
+    with pytest.raises(ValueError, match="life_s"):
+        save(recording, path, life_s=float(expires), now_s=NOW_S)
+
+
+def test_saving_removes_what_has_expired_and_what_a_killed_writer_left(
+    tmp_path: Path, recording: Recording
+) -> None:
+    save(recording, tmp_path / "old", life_s=60, now_s=NOW_S)
+    save(recording, tmp_path / "young", life_s=6000, now_s=NOW_S)
+    half = (tmp_path / "old").read_bytes()[:50]
+    for name, written_s in ((".half.1", NOW_S - 8 * 86_400), (".half.2", NOW_S)):
+        (tmp_path / name).write_bytes(half)
+        (tmp_path / name).chmod(0o600)
+        os.utime(tmp_path / name, (written_s, written_s))
+    (tmp_path / "letter").write_bytes(b"not ours to remove")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    save(recording, tmp_path / "new", now_s=NOW_S + 100)
+    left = {child.name for child in tmp_path.iterdir()}
+    assert left == {"young", ".half.2", "letter", "pipe", "folder", "new"}
+
+
+def test_a_recording_that_took_the_name_of_an_expired_one_stays(
+    tmp_path: Path, recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "recording"
+    save(recording, path, life_s=60, now_s=NOW_S)
+    has_expired = files._has_expired
+
+    def meanwhile(header: dict[str, Any], now_s: float) -> bool:
+        monkeypatch.setattr(files, "_has_expired", has_expired)
+        save(replace(recording, role="last"), tmp_path / "other", now_s=NOW_S + 61)
+        (tmp_path / "other").rename(path)
+        return has_expired(header, now_s)
+
+    monkeypatch.setattr(files, "_has_expired", meanwhile)
+    with pytest.raises(RecordingRefused, match="expired"):
+        load(path, now_s=NOW_S + 61)
+    assert load(path, now_s=NOW_S + 61).role == "last"
+
+
 def test_a_link_is_not_followed(tmp_path: Path, recording: Recording) -> None:
     save(recording, tmp_path / "recording", now_s=NOW_S)
     os.symlink("recording", tmp_path / "link")
@@ -71,6 +120,9 @@ def test_a_link_is_not_followed(tmp_path: Path, recording: Recording) -> None:
         (lambda data: data.replace(b'"blobs"', b'"BLOBS"'), "head is damaged"),
         (lambda data: data.replace(b"[1],1]", b"[1],7]"), "head is damaged"),
         (lambda data: data[:40], "head is damaged"),
+        (lambda data: data.replace(b"[[8,", b"[[Infinity,"), "head is damaged"),
+        (lambda data: data.replace(b"[[8,", b"[[-1,"), "head is damaged"),
+        (lambda data: data[:21] + b"[" * 100_000 + data[21:], "head is damaged"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, recording: Recording, change: Any, message: str) -> None:

@@ -13,6 +13,7 @@ from paceline.trainer.protection.slots import Slot
 from paceline.trainer.protection.state import Snapshot
 
 log = logging.getLogger("paceline.protection")
+CLOSE_S = 5.0
 
 
 class Copier:
@@ -31,9 +32,13 @@ class Copier:
         self._jobs.put_nowait(job)
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join(5)
+        if self._thread is None:
+            return
+        try:
+            self._jobs.put(None, timeout=CLOSE_S)
+        except queue.Full:  # it hangs in a copy, and ends with the process
+            return
+        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -12,9 +12,17 @@ from typing import Any
 
 from paceline.trainer.guard import Guard
 from paceline.trainer.protection import copier, ring
-from paceline.trainer.protection.budget import Budget, Costs, Coverage, budget
+from paceline.trainer.protection.budget import (
+    INTERVAL_STEPS_MAX,
+    OVERHEAD_MAX,
+    Budget,
+    Costs,
+    Coverage,
+    budget,
+)
 from paceline.trainer.protection.copier import Copier, Stream
 from paceline.trainer.protection.identity import Holding, Member, Part, Place, ShardIdentity
+from paceline.trainer.protection.overruns import OverrunWatch, Taken
 from paceline.trainer.protection.replica import Generation
 from paceline.trainer.protection.server import Server, settle
 from paceline.trainer.protection.slots import NEVER, Slot, Slots
@@ -93,6 +101,7 @@ class Protector:
         self._sealing = False  # ... or their copy is not sealed yet
         self._captured = NEVER
         self._captures_s: deque[float] = deque(maxlen=CAPTURES_KEPT)
+        self.overruns = OverrunWatch()
         self._behind = ""
         self._differs = ""
         self._peers: dict[int, tuple[str, str]] = {}  # shared checksums by step, until our own is known
@@ -133,6 +142,7 @@ class Protector:
         if generation <= self.generation:
             raise ValueError(f"generation {generation} is not newer than {self.generation}")
         self.leave()
+        self.overruns.restart()
         self.identity, self._members = identity, tuple(members)
         self._behind = self._differs = ""
         self._peers.clear()
@@ -193,12 +203,15 @@ class Protector:
         if due and not self._is_free():  # the optimizer did not step, as when a scaler skips an overflow
             self._wait_quietly()
         self.finished = step
-        if not due or self.guard.off:
-            return
         started_s = self._clock()
-        self.guard.attempt("end_step", partial(self._protect, step))
-        self._captures_s.append(self._clock() - started_s)
-        self.counters.capture_s += self._captures_s[-1]
+        if due and not self.guard.off:
+            self.guard.attempt("end_step", partial(self._protect, step))
+            self._captures_s.append(self._clock() - started_s)
+            self.counters.capture_s += self._captures_s[-1]
+        counters = self.counters
+        taken = self.overruns.end_step(started_s, counters.overruns, counters.stall_s, counters.capture_s)
+        if taken is not None:
+            self.guard.attempt("overrun", partial(self._tell_overrun, taken))
 
     def committed(self) -> int:
         """The newest step that every rank's copy is safe of, in this generation; -1 for none."""
@@ -277,7 +290,11 @@ class Protector:
         self._stream.mark()
         self._copying = self._sealing = True
         self._captured = step
-        self._copier.submit(partial(self._copy, snapshot, slot, step, identity, self._generation))
+        try:
+            self._copier.submit(partial(self._copy, snapshot, slot, step, identity, self._generation))
+        except Exception:
+            self._tell(copying=False, sealing=False)  # or no restore would ever find it settled
+            raise
 
     def _copy(
         self,
@@ -372,6 +389,13 @@ class Protector:
         self.counters.overruns += 1
         self.counters.stall_s += seconds
         self.counters.stall_max_s = max(self.counters.stall_max_s, seconds)
+
+    def _tell_overrun(self, taken: Taken) -> None:
+        found = self.budget(taken.step_s)
+        advice = "fewer, larger or longer steps leave more room"
+        if self.interval_steps < found.interval_steps < INTERVAL_STEPS_MAX:
+            advice = f"a copy every {found.interval_steps} steps would keep within {OVERHEAD_MAX:.0%}"
+        log.warning("%s; %s (%s: %s)", taken, advice, found.reason.value, found.detail)
 
     def _before_optimizer(self, *_: Any) -> None:
         self.before_write()

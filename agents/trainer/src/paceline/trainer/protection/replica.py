@@ -91,6 +91,8 @@ class Generation:
     def close(self) -> None:
         """End all connections and threads of this generation; what is sealed stays."""
         self.closed.set()
+        for channel in list(self._open):  # whoever holds the lock may stand in one of them
+            channel.close()
         with self._lock:
             channels, self._open = list(self._open), []
         for channel in channels:
@@ -150,7 +152,7 @@ class Generation:
     def _receive(self, channel: Channel, header: dict[str, Any], rank: int) -> bool:
         """The body that follows `header`, into a slot; whether it is sealed. With the lock held."""
         step, shard = wire.number(header, "step"), wire.text(header, "shard")
-        length = wire.number(header, "bytes", self._shard_bytes_max)
+        length = wire.number(header, "bytes", self._shard_bytes_max, 0)
         committed = max(self.committed, wire.number(header, "committed"), self._floor)
         slot = self._kept.choose(shard, committed)
         if slot is None:
@@ -159,7 +161,7 @@ class Generation:
         good = False
         try:
             channel.set_timeout(BODY_S)
-            content = slot.buffer(Part.OWN).reserve(length)
+            content = self._room(slot, length)
             channel.receive_into(memory_of(content))
             channel.set_timeout(None)
             good = checksum(content) == header["checksum"] and not self.closed.is_set()
@@ -169,6 +171,12 @@ class Generation:
             else:
                 slot.clear(opened)
         return good
+
+    def _room(self, slot: Slot, length: int) -> Any:
+        try:
+            return slot.buffer(Part.OWN).reserve(length)
+        except (RuntimeError, MemoryError) as error:  # torch has no more memory for it
+            raise WireError(f"no room for a copy of {length} bytes: {error}") from error
 
     def _refuse_other_generations(self, header: dict[str, Any]) -> None:
         if wire.number(header, "generation") != self.number:
@@ -304,7 +312,7 @@ class Generation:
         host, _, port = endpoint.rpartition(":")
         sock = socket.create_connection((host, int(port)), HANDSHAKE_S)
         try:
-            channel = Channel(sock, self.key, is_client=True)
+            channel = Channel(sock, self.key, is_client=True, handshake_s=HANDSHAKE_S)
             channel.send({"role": role, "rank": self.identity.rank, "generation": self.number})
             if channel.receive().get("kind") != "welcome":
                 sock.close()

@@ -18,10 +18,14 @@ ACCEPT_PAUSE_S = 0.1
 
 
 class Server:
-    """Listens for the whole life of the process, and hands each peer to the current generation."""
+    """Listens for the whole life of the process, and hands each peer to the current generation.
+
+    `host` is where others reach this machine. Where that is no address of this machine (a name or an address
+    that something in between translates) it listens on all: who has no key is refused anyway.
+    """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        self._listener = socket.create_server((host, 0), backlog=CONNECTIONS_MAX)
+        self._listener = _listen(host)
         self._listener.settimeout(None)  # whatever default the script has set for its own sockets
         self._closed = threading.Event()
         self.endpoint = f"{host}:{self._listener.getsockname()[1]}"
@@ -63,7 +67,7 @@ class Server:
         try:
             sock.settimeout(HANDSHAKE_S)
             if generation is not None:
-                generation.serve(Channel(sock, generation.key, is_client=False))
+                generation.serve(Channel(sock, generation.key, is_client=False, handshake_s=HANDSHAKE_S))
         except ConnectionError:
             pass
         except (OSError, WireError) as error:
@@ -72,6 +76,15 @@ class Server:
         finally:
             sock.close()
             self._room.release()
+
+
+def _listen(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, 0), family=family, backlog=CONNECTIONS_MAX)
+    except OSError as error:
+        log.warning("the replica server cannot listen on %s alone (%s), so it listens on all", host, error)
+        return socket.create_server(("", 0), family=family, backlog=CONNECTIONS_MAX)
 
 
 def settle(slots: Slots, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -13,7 +13,8 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.trainer.protection.errors import WireError
@@ -28,9 +29,21 @@ HEADER_BYTES_MAX = 64 << 10
 class Channel:
     """One authenticated connection. One thread reads; writers must not overlap."""
 
-    def __init__(self, sock: socket.socket, key: bytes, is_client: bool) -> None:
-        """Exchange nonces; the first received frame proves that the other side has the key."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        key: bytes,
+        is_client: bool,
+        handshake_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Exchange nonces; the first received frame proves that the other side has the key.
+
+        `handshake_s`: for all of it until `set_timeout`, however slowly a stranger sends.
+        """
         self._sock = sock
+        self._clock = clock
+        self._until_s = None if handshake_s is None else clock() + handshake_s
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         mine = os.urandom(NONCE_BYTES)
         sock.sendall(mine)
@@ -68,7 +81,7 @@ class Channel:
         self._received += 1
         try:
             value = json.loads(header)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WireError(f"a header is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise WireError("a header is not a JSON object")
@@ -79,6 +92,8 @@ class Channel:
         self._fill(body)
 
     def set_timeout(self, seconds: float | None) -> None:
+        """Of each single wait; the handshake is over."""
+        self._until_s = None
         self._sock.settimeout(seconds)
 
     def close(self) -> None:
@@ -95,17 +110,22 @@ class Channel:
     def _fill(self, target: memoryview) -> None:
         done = 0
         while done < len(target):
+            if self._until_s is not None:
+                left_s = self._until_s - self._clock()
+                if left_s <= 0:
+                    raise TimeoutError("the peer did not finish its greeting in time")
+                self._sock.settimeout(left_s)
             count = self._sock.recv_into(target[done:])
             if not count:
                 raise ConnectionResetError("the peer closed the connection")
             done += count
 
 
-def number(header: Mapping[str, Any], name: str, maximum: int = 1 << 62) -> int:
-    """A whole number of a header from -1 to `maximum`. Raises WireError."""
+def number(header: Mapping[str, Any], name: str, maximum: int = 1 << 62, minimum: int = -1) -> int:
+    """A whole number of a header from `minimum` to `maximum`. Raises WireError."""
     value = header.get(name)
-    if type(value) is not int or not -1 <= value <= maximum:
-        raise WireError(f"{name} is {value!r}, expected a whole number up to {maximum}")
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise WireError(f"{name} is {value!r}, expected a whole number from {minimum} to {maximum}")
     return value
 
 
