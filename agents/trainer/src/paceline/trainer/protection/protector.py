@@ -20,6 +20,7 @@ from paceline.trainer.protection.budget import (
     Coverage,
     budget,
 )
+from paceline.trainer.protection.checksum import checksum
 from paceline.trainer.protection.copier import Copier, Stream
 from paceline.trainer.protection.identity import Holding, Member, Part, Place, ShardIdentity
 from paceline.trainer.protection.overruns import OverrunWatch, Taken
@@ -126,6 +127,25 @@ class Protector:
             optimizer.register_step_pre_hook(self._before_optimizer) for optimizer in protected.optimizers
         ]
 
+    def rehearse(self) -> None:
+        """In a standby: allocate and touch what copies need and run their code once; no copy stays.
+
+        Whatever fails here would fail in a step and is told there.
+        """
+        self.guard.attempt("rehearse", self._rehearse)
+
+    def _rehearse(self) -> None:
+        snapshot = self.protected.capture()
+        self._stream.mark()
+        snapshot.complete()
+        for slot in self.own.all:
+            copier.reserve(snapshot, slot)
+            self._stream.copy(snapshot, slot)
+            for part in Part:
+                checksum(slot.buffer(part).content())
+        for slot in self.kept.all:  # the neighbour's own part is about as large
+            slot.buffer(Part.OWN).reserve(snapshot.ends[Part.OWN]).zero_()
+
     def join(
         self,
         identity: ShardIdentity,
@@ -218,7 +238,7 @@ class Protector:
         return self._generation.committed if self._generation is not None else NEVER
 
     def status(self) -> tuple[str, str]:
-        """(`protected` | `degraded` | `off`, why)."""
+        """(`protected` | `degraded` | `off`, why); where protection takes too much time, how much."""
         if self.guard.off:
             return "off", self.guard.reason
         if self._generation is None or self.identity is None:
@@ -230,7 +250,8 @@ class Protector:
         exposed = ring.unprotected(self._members)
         if exposed:
             return "degraded", f"no keeper in another failure domain for ranks {exposed[:8]}"
-        return "protected", ""
+        taken = self.overruns.newest
+        return "protected", str(taken) if taken is not None and taken.exceeds else ""
 
     def budget(self, step_s: float, optimizer_s: float = 0.0, free_share: float = 1.0) -> Budget:
         """What protection costs, from the last copy's own times, and the interval that it can hold.

@@ -79,6 +79,11 @@ class Engine(Switching):
         return self._rank if self.live else -1
 
     @property
+    def protection(self) -> tuple[str, str]:
+        """As `Session.protection`."""
+        return self._protection.status()
+
+    @property
     def step(self) -> int:
         """The one that is being done."""
         return self._step
@@ -124,6 +129,7 @@ class Engine(Switching):
         """Wait until a generation needs this process, however long; the step that is due then."""
         self._warming = False
         self._wired.note_meshes()
+        self._protection.rehearse()
         self._tell(-1, ready=True)
         self._failed_at_s = self._clock()
         return self._await_place()

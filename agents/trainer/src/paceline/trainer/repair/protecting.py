@@ -51,6 +51,13 @@ class Protection:
         self._read(objects)
         self.protector.protect(self._protected)
 
+    def rehearse(self) -> None:
+        """In a standby, while nobody waits: make room for copies, so that its first steps need not."""
+        self.protector.rehearse()
+
+    def status(self) -> tuple[str, str]:
+        return self.protector.status()
+
     @property
     def replica(self) -> str:
         return self.protector.endpoint

@@ -55,6 +55,12 @@ class Session:
         """0 at first, one more after each repair."""
         return 0 if self._engine is None else self._engine.generation
 
+    @property
+    def protection(self) -> tuple[str, str]:
+        """Of this rank's copies: `protected`, `degraded` or `off`, and why; where they take more than a
+        hundredth of the time of the last steps, how much. The log says both when it begins."""
+        return ("off", "no supervisor") if self._engine is None else self._engine.protection
+
     def steps(self, total: int, start: int = 0) -> Iterator[int]:
         """Numbers of the steps that are to be done, `start` to `total - 1`; one that failed comes again.
 
