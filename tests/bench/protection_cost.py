@@ -132,12 +132,18 @@ def worker(arguments: argparse.Namespace) -> None:
 
 def run_pairs(arguments: argparse.Namespace, training: Training, protector: Any) -> list[list[list[float]]]:
     """Of each pair the seconds of the steps without protection, and of those with it."""
+    import torch
     import torch.distributed as dist
 
     interval = int(protector.interval_steps)
     steps = min(max(arguments.steps, 2 * interval), BLOCK_STEPS_MAX)
     draw, rows = random.Random(3), []
+    until_s = time.monotonic() + arguments.max_s
     for _ in range(arguments.pairs):
+        late = torch.tensor(time.monotonic() > until_s, dtype=torch.int32)
+        dist.all_reduce(late)
+        if late:
+            break
         times: dict[bool, list[float]] = {}
         for on in (True, False) if draw.random() < 0.5 else (False, True):
             given = protector if on and not arguments.control else None
@@ -249,6 +255,7 @@ def launch(arguments: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--max-s", type=float, default=600.0, help="no further pair after that")
     parser.add_argument("--steps", type=int, default=8, help="steps of a block, at least two intervals")
     parser.add_argument("--trim", type=float, default=0.25, help="share of a block's steps, the slowest ones")
     parser.add_argument("--control", action="store_true", help="protection in neither block of a pair")

@@ -20,7 +20,10 @@ MERSENNE_WORDS = 625  # of random.getstate(): 624 words and the position
 
 @dataclass(frozen=True)
 class Section:
-    """A piece of an object's state: `tree` with live tensors, and how to treat them."""
+    """A piece of an object's state: `tree` with live tensors, and how to treat them.
+
+    A lazy one may give a function that makes the tree, on the copier's thread, of what it has read already.
+    """
 
     key: str
     tree: Any
@@ -58,17 +61,24 @@ class ModuleSource:
     def __init__(self, module: Any, part: Part) -> None:
         self._module = module
         self._part = part
+        self._known: tuple[Sequence[str], frozenset[str]] = ((), frozenset())
 
     def read(self) -> Sequence[Section]:
-        names = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
-        parameters: dict[str, Any] = {}
-        rest: dict[str, Any] = {}
-        for name, value in self._module.state_dict().items():
-            (parameters if name in names else rest)[name] = value
+        state = self._module.state_dict()
+        names = self._names(list(state))
+        parameters = {name: value for name, value in state.items() if name in names}
+        rest = {name: value for name, value in state.items() if name not in names}
         return (
             Section("parameters", parameters, self._part, lazy=True),
             Section("rest", rest, Part.OWN, lazy=False),
         )
+
+    def _names(self, keys: Sequence[str]) -> frozenset[str]:
+        """Of the parameters; found anew when the state has other keys: a walk costs as much as the rest."""
+        if self._known[0] != keys:
+            named = self._module.named_parameters(remove_duplicate=False)
+            self._known = (keys, frozenset(name for name, _ in named))
+        return self._known[1]
 
     def write(self, trees: Mapping[str, Any]) -> None:
         import torch
@@ -166,16 +176,20 @@ class RandomSource:
     def read(self) -> Sequence[Section]:
         import torch
 
+        # All of these are copies already; what is left to do costs the training thread nothing.
         version, words, gauss = random.getstate()
-        packed = torch.frombuffer(bytearray(array("I", words).tobytes()), dtype=torch.uint8)
-        tree: dict[str, Any] = {"python": {"version": version, "words": packed, "gauss": gauss}}
-        tree["torch"] = torch.get_rng_state()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        tree: dict[str, Any] = {"torch": torch.get_rng_state()}
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             tree["cuda"] = torch.cuda.get_rng_state()
         numpy = sys.modules.get("numpy")
         if numpy is not None and hasattr(numpy, "random"):
             tree["numpy"] = numpy.random.get_state(legacy=False)
-        return (Section("state", tree, Part.OWN, lazy=False),)
+
+        def whole() -> dict[str, Any]:
+            packed = torch.frombuffer(bytearray(array("I", words).tobytes()), dtype=torch.uint8)
+            return {"python": {"version": version, "words": packed, "gauss": gauss}, **tree}
+
+        return (Section("state", whole, Part.OWN, lazy=True),)
 
     def write(self, trees: Mapping[str, Any]) -> None:
         import torch

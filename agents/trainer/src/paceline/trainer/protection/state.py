@@ -73,7 +73,8 @@ class Snapshot:
         def take(value: Any, path: str) -> int:
             return self._take(value, path, section.part, copied)
 
-        self.tree.setdefault(name, {})[section.key] = encode(section.tree, take, f"{name}.{section.key}")
+        tree = section.tree() if callable(section.tree) else section.tree
+        self.tree.setdefault(name, {})[section.key] = encode(tree, take, f"{name}.{section.key}")
 
     def _take(self, value: Any, path: str, part: Part, copied: bool) -> int:
         import torch
