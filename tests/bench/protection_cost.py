@@ -10,8 +10,9 @@ drawn, so that what the machine does meanwhile falls on both. Each block begins 
 every one that counts follows one of its own kind, and its gate waits for a copy like any other. A step
 lasts as long as on its slowest rank. `ratio`: of the blocks' means without the slowest `--trim` of their
 steps, which are other processes' time slices; median over the pairs, with a bootstrap 95% interval of that
-median. `ratio_all` is the same of plain means, so that a stall that protection makes now and then cannot hide
-in what is trimmed. `--control` switches protection on in neither block: what the method finds where nothing is.
+median. `ratio_all` is the same of plain means, so that a stall that protection makes now and then cannot
+hide in what is trimmed. `--control` switches protection on in neither block: what the method finds where
+nothing is.
 Prints one JSON object. `--checksum` measures checksums and copies instead.
 
     python tests/bench/protection_cost.py --pairs 40 --idle-ms 60
@@ -151,6 +152,7 @@ def run_pairs(arguments: argparse.Namespace, training: Training, protector: Any)
             for _ in range(interval):
                 training.step(given)
             times[on] = [training.step(given) for _ in range(steps)]
+            time.sleep(training.idle_s)  # the last copy comes to its end, as it would in the next step
             protector.before_write()  # nothing of an `on` block runs into an `off` one
         rows.append([times[False], times[True]])
     return rows
@@ -201,6 +203,7 @@ def report(
         "stall_ms": round((counters.stall_s - before[1]) * 1e3, 3),
         "capture_ms": round(counters.capture_s / max(1, counters.protected) * 1e3, 3),
         "copy_ms": round(counters.copy_s * 1e3, 3),
+        "list_ms": round(counters.list_s * 1e3, 3),
         "seal_ms": round(counters.seal_s * 1e3, 3),
         "budget": {
             "reason": found.reason.value,

@@ -406,3 +406,4 @@ def test_a_budget_names_what_is_too_slow() -> None:
     assert budget(Costs(0.01, 0.0, 0.3, 0.0, 0.1, 0.01)).reason is BudgetReason.COMMIT_SLOW
     assert budget(Costs(0.01, 0.01, 0.01, 0.0, 0.1, 0.01, free_share=0.0)).reason is BudgetReason.CPU_BUSY
     assert budget(Costs(0.01, 0.01, 0.01, 0.0, 0.1, 0.01, free_share=0.0)).interval_steps == 30
+    assert budget(Costs(0.01, 0.01, 0.01, 0.001, 0.1, 0.01, list_s=0.002)).interval_steps == 3

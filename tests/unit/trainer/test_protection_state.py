@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections import Counter, OrderedDict
 from typing import Any
 
@@ -152,6 +153,17 @@ class TestWithTensors:
         for own in (held[Part.OWN][:-8], held[Part.OWN][:4], held[Part.OWN][8:]):
             with pytest.raises(StateMismatch):
                 protected.load(own.clone(), held[Part.SHARED])
+
+    @pytest.mark.parametrize("length", [0, 1, 4095, 4096, 229_377, 1_000_003])
+    def test_a_checksum_is_the_same_with_and_without_numpy(
+        self, length: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from paceline.trainer.protection.checksum import checksum
+
+        data = self.torch.randint(0, 256, (length,), dtype=self.torch.uint8)
+        found = checksum(data)
+        monkeypatch.delitem(sys.modules, "numpy", raising=False)
+        assert checksum(data) == found
 
     def test_every_kind_of_damage_changes_the_checksum(self) -> None:
         from paceline.trainer.protection.checksum import checksum

@@ -14,7 +14,7 @@ class BudgetReason(str, Enum):
     FITS = "fits"  # every step
     COPY_SLOW = "copy_slow"  # the copy outlives the next forward and backward
     COMMIT_SLOW = "commit_slow"  # the keeper has it too late
-    CPU_BUSY = "cpu_busy"  # copying takes CPU time from a training that runs on the CPU
+    CPU_BUSY = "cpu_busy"  # copying takes CPU time, or Python's lock, from the training
     TOO_SLOW = "too_slow"  # not even every INTERVAL_STEPS_MAX steps
 
 
@@ -23,7 +23,8 @@ class Costs:
     """Measured costs of one protected step and of one step of training, in seconds.
 
     `free_share`: how much of the protection's CPU time finds an idle core (1 where the training is on an
-    accelerator, 0 where its processes use every core).
+    accelerator, 0 where its processes use every core). `list_s`: of the copy, what holds the interpreter's
+    lock, so that the training thread stands still for it whatever cores are idle.
     """
 
     copy_s: float
@@ -33,6 +34,7 @@ class Costs:
     step_s: float
     optimizer_s: float
     free_share: float = 1.0
+    list_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def budget(costs: Costs, overhead_max: float = OVERHEAD_MAX) -> Budget:
     window_s = max(costs.step_s - costs.optimizer_s, 0.0)
     cpu_s = costs.copy_s + costs.seal_s + costs.send_s
     stall_s = max(costs.copy_s - window_s, 0.0)
-    fixed_s = costs.capture_s + cpu_s * (1.0 - costs.free_share)
+    fixed_s = costs.capture_s + costs.list_s + (cpu_s - costs.list_s) * (1.0 - costs.free_share)
     behind_s = max(costs.copy_s + costs.seal_s + costs.send_s - window_s, 0.0)
     needs = {
         BudgetReason.COPY_SLOW: _steps(stall_s, overhead_max * costs.step_s),
@@ -74,8 +76,9 @@ def budget(costs: Costs, overhead_max: float = OVERHEAD_MAX) -> Budget:
         interval, reason = INTERVAL_STEPS_MAX, BudgetReason.TOO_SLOW
     exposed_s = stall_s if interval > 1 else max(stall_s, behind_s)
     overhead = (exposed_s + fixed_s) / (interval * costs.step_s) if costs.step_s > 0 else 0.0
+    exposed = f", {fixed_s * 1e3:.2f} ms of it in the training's time" if fixed_s else ""
     detail = (
-        f"a copy takes {costs.copy_s * 1e3:.2f} ms and is safe {cpu_s * 1e3:.2f} ms after its step; "
+        f"a copy takes {costs.copy_s * 1e3:.2f} ms and is safe {cpu_s * 1e3:.2f} ms after its step{exposed}; "
         f"forward and backward take {window_s * 1e3:.2f} ms"
     )
     return Budget(interval, reason, overhead, 1 if interval == 1 else 2 * interval - 1, detail)

