@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.contracts.recovery import EXIT_REQUEUE, Order, OrderKind, OrderOutcome, RecoveryPhase
+from paceline.contracts.recovery import EXIT_REQUEUE, Order, OrderKind, OrderOutcome, RecoveryPhase, Support
 from paceline.trainer.testing import Fault, RepairJob, draw_fault
 from paceline.trainer.testing.fixture import nursery, repair_job, same_outcomes, uninterrupted
 from paceline.trainer.testing.job import read_outcomes
@@ -116,6 +116,9 @@ def test_a_standby_takes_any_rank_of_any_layout(
     """It has been warmed up as the last rank, whose share of the state is another one."""
     job = run(Fault("sigkill", rank, 5, phase), words=("--kind", kind))
     assert kinds(job) == ["recovery", "resumed"], job.output()
+    assert job.controller.supports() == {Support.EXPERIMENTAL if kind == "stages" else Support.VERIFIED}, (
+        "stages that the script does not name are taken for nothing"
+    )
     same_outcomes(job.outcomes(), uninterrupted(PROGRAM, "--kind", kind, ranks=RANKS))
 
 

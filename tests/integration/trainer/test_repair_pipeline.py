@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.contracts.recovery import Support
 from paceline.trainer.testing import Fault, RepairJob
 from paceline.trainer.testing.fixture import nursery, repair_job, same_outcomes, uninterrupted
 
@@ -32,6 +33,7 @@ def test_one_standby_takes_the_place_of_any_stage(
     job = repair_job(PROGRAM, ranks=3, standbys=1, faults=[Fault("sigkill", stage, 4, phase)])
     job.await_end()
     assert kinds(job) == ["recovery", "resumed"], job.output()
+    assert job.controller.supports() == {Support.VERIFIED}
     same_outcomes(job.outcomes(), uninterrupted(PROGRAM, ranks=3))
 
 
@@ -49,15 +51,20 @@ def test_a_planned_replacement_of_a_stage_is_refused_by_name(
     same_outcomes(job.outcomes(), uninterrupted(PROGRAM, ranks=3), replayed_max=0)
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+COPIES = ((0, "backward"), (3, "in_collective"), (1, "forward"), (4, "optimizer"), (5, "snapshot"))
+
+
+@pytest.mark.parametrize(("rank", "phase"), COPIES, ids=[phase for _, phase in COPIES])
 def test_a_rank_of_a_stage_that_has_copies_is_replaced_in_its_own_groups(
     repair_job: Callable[..., RepairJob],
     uninterrupted: Callable[..., Any],
     same_outcomes: Callable[..., None],
     rank: int,
+    phase: str,
 ) -> None:
     words = ("--copies", "2")
-    job = repair_job(PROGRAM, *words, ranks=6, standbys=1, faults=[Fault("sigkill", rank, 4, "backward")])
+    job = repair_job(PROGRAM, *words, ranks=6, standbys=1, faults=[Fault("sigkill", rank, 4, phase)])
     job.await_end()
     assert kinds(job) == ["recovery", "resumed"], job.output()
+    assert job.controller.supports() == {Support.VERIFIED}
     same_outcomes(job.outcomes(), uninterrupted(PROGRAM, *words, ranks=6))

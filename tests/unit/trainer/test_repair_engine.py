@@ -68,7 +68,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
         wired = Wiring(cast(Any, groups), outside, 1, 2, "h")
         control, protection = cast(Control, Control_()), cast(Protection, Protection_())
         placing = Placing(wired, protection, {})
-        return Engine(control, wired, protection, placing, "verified", 1.0), groups
+        return Engine(control, wired, protection, placing, 1.0), groups
 
     return make
 

@@ -21,11 +21,15 @@ class Group:
 
 
 class Module:
-    def __init__(self, *parameters: object) -> None:
+    def __init__(self, *parameters: object, inside: object = None) -> None:
         self._parameters = parameters
+        self._inside = inside
 
     def parameters(self) -> tuple[object, ...]:
         return self._parameters
+
+    def modules(self) -> list[object]:
+        return [self] if self._inside is None else [self, self._inside]
 
 
 class DistributedDataParallel(Module):
@@ -74,11 +78,14 @@ def of_package(name: str) -> object:
         ([FSDPModule(Piece(2, True))], Layout.OTHER),
         ([FSDPModule(Piece(4, True, True))], Layout.OTHER),  # and tensor parallelism
         ([Module(Piece(4, True))], Layout.OTHER),
-        ([DistributedDataParallel(2, object())], Layout.STAGES),
+        ([DistributedDataParallel(2, object())], Layout.OTHER),
         ([DistributedDataParallel(2, object()), ZeroRedundancyOptimizer()], Layout.OTHER),
-        ([Module(object())], Layout.PLAIN),
+        ([Module(object())], Layout.OTHER),
         ([Module(object()), DistributedDataParallel(4, object())], Layout.OTHER),
         ([FullyShardedDataParallel(object())], Layout.FSDP1),
+        ([Module(object(), inside=FullyShardedDataParallel(object()))], Layout.FSDP1),
+        ([Module(object(), inside=of_package("deepspeed"))], Layout.DEEPSPEED),
+        ([Module(object(), inside=of_package("megatron"))], Layout.MEGATRON),
         ([Module(object()), of_package("deepspeed")], Layout.DEEPSPEED),
         ([DistributedDataParallel(4), of_package("megatron")], Layout.MEGATRON),
         ([object()], Layout.OTHER),
@@ -88,6 +95,20 @@ def test_a_layout_is_recognised_by_what_is_protected(objects: list[Any], layout:
     named = {f"thing{number}": thing for number, thing in enumerate(objects)}
     assert layout_of(named, RANKS) is layout
     assert support_of(named, RANKS) == (MATRIX[layout, Backend.GLOO], layout)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        (DistributedDataParallel(2, object()), Layout.STAGES),
+        (Module(object()), Layout.PLAIN),
+        (Module(Piece(4, True)), Layout.OTHER),
+        (Module(object(), inside=FullyShardedDataParallel()), Layout.FSDP1),
+    ],
+)
+def test_stages_are_known_where_the_script_names_them(model: Any, layout: Layout) -> None:
+    assert support_of({"model": model}, RANKS) != (Support.VERIFIED, layout)
+    assert support_of({"model": model}, RANKS, placed=True) == (MATRIX[layout, Backend.GLOO], layout)
 
 
 def test_what_no_test_repairs_is_not_verified() -> None:

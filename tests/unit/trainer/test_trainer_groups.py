@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from paceline.trainer.groups.backends import RebuildBackend
-from paceline.trainer.groups.errors import GenerationEnded, PeerLost
+from paceline.trainer.groups.errors import GenerationEnded, OtherGroups, PeerLost
 from paceline.trainer.groups.generation import Generation
 from paceline.trainer.groups.pending import Pending, WaitThreads
 from paceline.trainer.groups.plan import GroupSpec, same_place
@@ -198,7 +198,7 @@ def test_a_standby_that_was_warmed_up_as_one_rank_takes_any_place(rank: int) -> 
 
 def test_a_place_with_other_kinds_of_groups_is_refused() -> None:
     specs = [*pipeline(), GroupSpec("embedding", "embedding", (0, 4), 0)]
-    with pytest.raises(ValueError, match="warm it up as a rank with the same kinds of groups"):
+    with pytest.raises(OtherGroups, match="warm it up as a rank with the same kinds of groups"):
         same_place(specs, 3, 0)
 
 

@@ -9,7 +9,13 @@
 torch is imported by `install` only.
 """
 
-from paceline.trainer.groups.errors import GenerationEnded, NotSwappable, PeerLost, RebuildFailed
+from paceline.trainer.groups.errors import (
+    GenerationEnded,
+    NotSwappable,
+    OtherGroups,
+    PeerLost,
+    RebuildFailed,
+)
 from paceline.trainer.groups.frameworks import forget_interrupted_step
 from paceline.trainer.groups.generation import Generation
 from paceline.trainer.groups.install import install
@@ -17,6 +23,7 @@ from paceline.trainer.groups.registry import Groups, Prepared, Report
 from paceline.trainer.groups.stores import generation_store, host_store, join_store
 
 __all__ = [
-    "Generation", "GenerationEnded", "Groups", "NotSwappable", "PeerLost", "Prepared", "RebuildFailed",
-    "Report", "forget_interrupted_step", "generation_store", "host_store", "install", "join_store",
+    "Generation", "GenerationEnded", "Groups", "NotSwappable", "OtherGroups", "PeerLost", "Prepared",
+    "RebuildFailed", "Report", "forget_interrupted_step", "generation_store", "host_store", "install",
+    "join_store",
 ]  # fmt: skip

@@ -30,6 +30,10 @@ class RebuildFailed(RuntimeError):
     """The groups of a new generation could not be built; the old ones stay ended. Retry as a new attempt."""
 
 
+class OtherGroups(ValueError):
+    """A rank is a member of other kinds of groups than this process, which cannot take its place."""
+
+
 class NotSwappable(RuntimeError):
     """The groups of this job cannot be replaced while it runs; the message says why and what to do."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.trainer.groups.backends import Builds, RebuildBackend
-from paceline.trainer.groups.errors import GenerationEnded, NotSwappable, RebuildFailed
+from paceline.trainer.groups.errors import GenerationEnded, NotSwappable, OtherGroups, RebuildFailed
 from paceline.trainer.groups.generation import Fault, Generation
 from paceline.trainer.groups.plan import GroupSpec, same_place
 from paceline.trainer.groups.stores import generation_store
@@ -220,7 +220,7 @@ class Groups:
             )
         try:
             places = same_place(self._specs, self._rank, rank)
-        except ValueError as error:
+        except OtherGroups as error:
             raise RebuildFailed(str(error)) from error
         own = generation_store(store, self.job, generation, attempt)
         inner: dict[int, Any] = {}
@@ -262,7 +262,10 @@ class Groups:
         return self._report
 
     def rehearse(self, backend: Builds, rank: int) -> None:
-        """In a standby: be `rank` until further notice, in groups that `backend` makes without peers."""
+        """In a standby: be `rank` until further notice, in groups that `backend` makes without peers.
+
+        OtherGroups where it cannot be; nothing has changed then.
+        """
         places = same_place(self._specs, self._rank, rank)
         inner = {}
         for index in self.living():

@@ -11,6 +11,7 @@ from paceline.contracts.recovery import (
     OrderOutcome,
     PhaseReport,
     RecoveryPhase,
+    Support,
     parse_members,
 )
 from paceline.trainer.groups import Groups, RebuildFailed, host_store
@@ -40,7 +41,6 @@ class Engine(Switching):
         wired: Wiring,
         protection: Protection,
         placing: Placing,
-        support: str,
         wait_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,7 +51,7 @@ class Engine(Switching):
         self._wired = wired
         self._protection = protection
         self.placing = placing
-        self._support = support
+        self._support = Support.EXPERIMENTAL.value  # until `steps` begins
         self._wait_s = wait_s
         self._clock = clock
         self._epoch: Epoch = (0, -1)
@@ -97,6 +97,7 @@ class Engine(Switching):
         self._protection.corrupt_kept()
 
     def steps(self, total: int, start: int) -> Iterator[int]:
+        self._support = self.placing.tell_support()
         if self.live:
             step = self._join_at(start)
         else:
@@ -130,7 +131,7 @@ class Engine(Switching):
         self._warming = False
         self._wired.note_meshes()
         self._protection.rehearse()
-        self._tell(-1, ready=True)
+        self._tell(-1, ready=self.placing.fits)
         self._failed_at_s = self._clock()
         return self._await_place()
 

@@ -6,13 +6,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.contracts.recovery import Support
 from paceline.trainer.repair.control import Control, open_control
 from paceline.trainer.repair.engine import Engine
 from paceline.trainer.repair.place import follows_rank
 from paceline.trainer.repair.placing import Placing
 from paceline.trainer.repair.protecting import Protection
-from paceline.trainer.repair.support import support_of
 from paceline.trainer.repair.wiring import wiring
 from paceline.trainer.settings import is_disabled
 from paceline.trainer.supervisor import FD_VARIABLE
@@ -66,10 +64,7 @@ def open_engine(environment: Mapping[str, str], protected: Mapping[str, Any]) ->
     )
     wait_s = float(environment.get(WAIT_VARIABLE) or 60.0)
     placing = Placing(wired, protection, protected)
-    support, layout = support_of(protected, wired.size)
-    if support is not Support.VERIFIED:
-        log.warning("paceline: repair is %s for this layout: %s", support.value, layout.value)
-    engine = Engine(control, wired, protection, placing, support.value, wait_s)
+    engine = Engine(control, wired, protection, placing, wait_s)
     engines.append(engine)
     wired.groups.on_fault = engine.tell_fault
     end_soon_after_errors(control)

@@ -8,9 +8,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from paceline.contracts.recovery import Support
+from paceline.trainer.groups import OtherGroups, RebuildFailed
 from paceline.trainer.repair.loopback import LoopbackBackend
 from paceline.trainer.repair.place import follows_rank
 from paceline.trainer.repair.protecting import Protection
+from paceline.trainer.repair.support import support_of
 from paceline.trainer.repair.wiring import Wiring
 
 log = logging.getLogger("paceline")
@@ -27,6 +30,8 @@ class Placing:
         self._objects = dict(objects)
         self._place: Place | None = None
         self._ranks: tuple[int, ...] = ()
+        self._support, self._layout = support_of(self._objects, wired.size)
+        self.fits = True  # some rank that was asked for, if any was, could be rehearsed
 
     @property
     def differs(self) -> bool:
@@ -45,24 +50,43 @@ class Placing:
                 f"from 0 to {self._wired.size - 1}"
             )
         self._place, self._ranks = place, tuple(ranks)
+        self._support, self._layout = support_of(self._objects, self._wired.size, placed=True)
+
+    def tell_support(self) -> str:
+        """What is known of this job, once the script has said all it says before its steps."""
+        if self._support is not Support.VERIFIED:
+            log.warning("paceline: repair is %s for this layout: %s", self._support.value, self._layout.value)
+        return self._support.value
 
     def rehearsals(self) -> Iterator[int]:
-        """The ranks as which this standby warms up; it is each of them while the caller holds it."""
+        """The ranks as which this standby warms up; it is each of them while the caller holds it.
+
+        What the script's `place` raises goes on. Afterwards `fits` says whether it can be any of them.
+        """
         warmed = False
         for rank in self._ranks:
             try:
-                self.become(rank)
-            except ValueError as error:  # a rank of other kinds of groups
+                self._become(rank)
+            except OtherGroups as error:
                 log.warning("paceline: this standby cannot take the place of rank %d: %s", rank, error)
             else:
                 warmed = True
                 yield rank
+        self.fits = warmed or not self._ranks
         if not warmed:
             yield self._wired.rank
 
     def become(self, rank: int) -> None:
-        """Be `rank` among groups without peers, and protect what is its. ValueError where it is a member of
-        other kinds of groups; what the script raises goes on."""
+        """Be `rank` among groups without peers, and protect what is its.
+
+        RebuildFailed where it is a member of other kinds of groups; what the script raises goes on.
+        """
+        try:
+            self._become(rank)
+        except OtherGroups as error:
+            raise RebuildFailed(str(error)) from error
+
+    def _become(self, rank: int) -> None:
         if self._place is None:
             return
         self._wired.groups.rehearse(LoopbackBackend(), rank)

@@ -3,6 +3,9 @@
 `verified`: tests kill ranks at every phase of a step, standbys take them, and the result is compared to the
 bit with an undisturbed run. `experimental`: nothing is known against it, and mode `auto` asks a person
 first. `refused`: it is known not to work, and nobody can approve it.
+
+Objects that differ from rank to rank look like those that do not, as do layers that are cut by hand: only
+a script that says what each rank holds (`Session.on_place`) is taken to know it.
 """
 
 from collections.abc import Mapping
@@ -20,9 +23,9 @@ class Layout(str, Enum):
     DDP = "DistributedDataParallel over all ranks"
     ZERO = "the same with ZeroRedundancyOptimizer"
     FSDP2 = "FSDP2 (`fully_shard`) over all ranks, also with replicas (HSDP)"
-    STAGES = "pipeline stages that are DistributedDataParallel over groups of the script's own"
-    PLAIN = "pipeline stages, and whatever else wraps no module: each rank's state is its own"
-    OTHER = "all else: tensor and expert parallelism, FSDP2 over a part of the ranks, mixtures"
+    STAGES = "pipeline stages that `Session.on_place` names: DistributedDataParallel over groups of their own"
+    PLAIN = "the same with modules that nothing wraps"
+    OTHER = "all else: stages without `on_place`, tensor and expert parallelism, FSDP2 over part of the ranks"
     FSDP1 = "FullyShardedDataParallel (FSDP1)"
     MEGATRON = "Megatron-LM, Megatron-Core"
     DEEPSPEED = "DeepSpeed"
@@ -54,18 +57,21 @@ MATRIX: Mapping[tuple[Layout, Backend], Support] = {
 
 
 def support_of(
-    protected: Mapping[str, Any], world_size: int, backend: Backend = Backend.GLOO
+    protected: Mapping[str, Any], world_size: int, placed: bool = False, backend: Backend = Backend.GLOO
 ) -> tuple[Support, Layout]:
-    """What is known of a job whose script protects these objects."""
-    layout = layout_of(protected, world_size)
+    """What is known of a job whose script protects these objects; `placed`: it has called `on_place`."""
+    layout = layout_of(protected, world_size, placed)
     return MATRIX[layout, backend], layout
 
 
-def layout_of(protected: Mapping[str, Any], world_size: int) -> Layout:
+def layout_of(protected: Mapping[str, Any], world_size: int, placed: bool = False) -> Layout:
     """Told by the names of classes, so that nothing is imported; what is not recognised is OTHER."""
+    inside = [one for thing in protected.values() for one in _modules_of(thing)]
     for package, layout in (("megatron", Layout.MEGATRON), ("deepspeed", Layout.DEEPSPEED)):
-        if any(_is_of(thing, package) for thing in protected.values()):
+        if any(_is_of(one, package) for one in inside):
             return layout
+    if any("FullyShardedDataParallel" in _names_of(one) for one in inside):
+        return Layout.FSDP1
     models = [thing for thing in protected.values() if callable(getattr(thing, "parameters", None))]
     found = {_layout_of_model(model, world_size) for model in models}
     if len(found) != 1:
@@ -73,18 +79,15 @@ def layout_of(protected: Mapping[str, Any], world_size: int) -> Layout:
     (layout,) = found
     if any(map(is_zero, protected.values())):
         return Layout.ZERO if layout is Layout.DDP else Layout.OTHER
-    return layout
+    return Layout.OTHER if layout in (Layout.STAGES, Layout.PLAIN) and not placed else layout
 
 
 def _layout_of_model(model: Any, world_size: int) -> Layout:
-    names = {kind.__name__ for kind in type(model).__mro__}
-    if "FullyShardedDataParallel" in names:
-        return Layout.FSDP1
     pieces = [one for one in parameters_of(model) if hasattr(one, "placements")]
     if is_ddp(model):
         whole = int(model.process_group.size()) == world_size
         return Layout.OTHER if pieces else Layout.DDP if whole else Layout.STAGES
-    if "FSDPModule" in names:
+    if "FSDPModule" in _names_of(model):
         return Layout.FSDP2 if all(_is_cut_once(one, world_size) for one in pieces) else Layout.OTHER
     return Layout.OTHER if pieces else Layout.PLAIN
 
@@ -93,6 +96,16 @@ def _is_cut_once(piece: Any, world_size: int) -> bool:
     """Whether a DTensor is on all ranks, and cut along one axis of them only, so by FSDP2 alone."""
     cuts = sum(not placement.is_replicate() for placement in piece.placements)
     return int(piece.device_mesh.size()) == world_size and cuts <= 1
+
+
+def _modules_of(thing: Any) -> list[Any]:
+    """`thing`, and all modules that are anywhere in it."""
+    is_module = all(callable(getattr(thing, name, None)) for name in ("parameters", "modules"))
+    return [thing, *thing.modules()] if is_module else [thing]
+
+
+def _names_of(thing: object) -> set[str]:
+    return {kind.__name__ for kind in type(thing).__mro__}
 
 
 def _is_of(thing: object, package: str) -> bool:

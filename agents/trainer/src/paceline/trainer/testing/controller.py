@@ -22,6 +22,7 @@ from paceline.contracts.recovery import (
     RecoveryMessageError,
     RecoveryPhase,
     SupervisorHello,
+    Support,
     encode_recovery,
     format_members,
     parse_recovery,
@@ -135,6 +136,12 @@ class LocalController:
         with self._lock:
             found = members_of(list(self._known.values()), self._world_size)
             return {rank: one.hello.step for rank, one in found.items()}
+
+    def supports(self) -> set[Support]:
+        """What the ranks have told to be known of their layout."""
+        with self._lock:
+            found = members_of(list(self._known.values()), self._world_size)
+            return {one.hello.support for one in found.values()}
 
     def planned(self, rank: int) -> int:
         """Replace the living `rank` by a ready standby while training goes on; the generation that it opens.
