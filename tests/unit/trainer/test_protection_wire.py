@@ -1,5 +1,6 @@
 """Frames of the replica servers: who gets in, what is refused."""
 
+import select
 import socket
 import threading
 from typing import Any, cast
@@ -192,17 +193,22 @@ def test_who_greets_slowly_is_let_go_in_the_time_of_one_greeting() -> None:
 def test_a_generation_ends_while_one_of_its_links_stands_still(node: Node) -> None:
     """A sender that waits for a frozen peer holds the lock; the end must not wait for it."""
     channel, _ = node.call({"role": "commit", "rank": 1, "generation": 5})
-    ended = threading.Event()
+    (link,) = node.generation._open
+    full, ended = threading.Event(), threading.Event()
 
     def stuck() -> None:
         with node.generation._lock:
             try:
+                while select.select((), (link._sock,), (), 0.05)[1]:
+                    link._sock.send(bytes(1 << 16), socket.MSG_DONTWAIT)
+                full.set()
                 while True:
-                    node.generation._open[0].send({"kind": "step"}, memoryview(bytes(1 << 20)))
+                    link.send({"kind": "step"}, memoryview(bytes(1 << 20)))
             except OSError:
                 ended.set()
 
     threading.Thread(target=stuck, daemon=True).start()
+    assert full.wait(30)
     closer = threading.Thread(target=node.generation.close, daemon=True)
     closer.start()
     closer.join(30)
