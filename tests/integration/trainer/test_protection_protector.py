@@ -20,6 +20,7 @@ from paceline.trainer.protection import (
     Protector,
     RestoreReport,
     ShardIdentity,
+    copier,
     restore,
 )
 from paceline.trainer.protection.checksum import checksum
@@ -305,6 +306,24 @@ def test_a_copy_that_cannot_begin_does_not_keep_a_restore_from_settling(job: Any
     protector.end_step(2)
     assert protector.status() == ("off", "end_step: Full: ")
     assert protector.settle(0.0)
+
+
+def test_a_rehearsal_or_an_advice_that_fails_ends_no_protection(
+    job: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = job(2)
+
+    def refuse(*_: object) -> None:
+        raise MemoryError("no memory now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(copier, "reserve", refuse)
+        running.ranks[0].protector.rehearse()
+    assert "copies could not be rehearsed" in caplog.text
+    monkeypatch.setattr(Protector, "budget", refuse)
+    running.train(0, WINDOW_STEPS + 1)
+    assert "no advice" in caplog.text
+    assert not any(each.protector.guard.off for each in running.ranks)
 
 
 def test_what_protection_takes_above_its_limit_is_told(job: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -131,9 +131,12 @@ class Protector:
     def rehearse(self) -> None:
         """In a standby: allocate and touch what copies need and run their code once; no copy stays.
 
-        Whatever fails here would fail in a step and is told there.
+        Where it fails the first steps are slower: what keeps failing turns protection off there.
         """
-        self.guard.attempt("rehearse", self._rehearse)
+        try:
+            self._rehearse()
+        except Exception as error:
+            log.warning("copies could not be rehearsed: %r", error)
 
     def _rehearse(self) -> None:
         snapshot = self.protected.capture()
@@ -232,7 +235,7 @@ class Protector:
         counters = self.counters
         taken = self.overruns.end_step(started_s, counters.overruns, counters.stall_s, counters.capture_s)
         if taken is not None:
-            self.guard.attempt("overrun", partial(self._tell_overrun, taken))
+            self._tell_overrun(taken)
 
     def committed(self) -> int:
         """The newest step that every rank's copy is safe of, in this generation; -1 for none."""
@@ -415,11 +418,14 @@ class Protector:
         self.counters.stall_max_s = max(self.counters.stall_max_s, seconds)
 
     def _tell_overrun(self, taken: Taken) -> None:
-        found = self.budget(taken.step_s)
-        advice = "fewer, larger or longer steps leave more room"
-        if self.interval_steps < found.interval_steps < INTERVAL_STEPS_MAX:
-            advice = f"a copy every {found.interval_steps} steps would keep within {OVERHEAD_MAX:.0%}"
-        log.warning("%s; %s (%s: %s)", taken, advice, found.reason.value, found.detail)
+        try:
+            found = self.budget(taken.step_s)
+            advice = "fewer, larger or longer steps leave more room"
+            if self.interval_steps < found.interval_steps < INTERVAL_STEPS_MAX:
+                advice = f"a copy every {found.interval_steps} steps would keep within {OVERHEAD_MAX:.0%}"
+            log.warning("%s; %s (%s: %s)", taken, advice, found.reason.value, found.detail)
+        except Exception as error:  # advice is no reason to end protection
+            log.warning("%s; no advice: %r", taken, error)
 
     def _before_optimizer(self, *_: Any) -> None:
         self.before_write()
