@@ -88,6 +88,21 @@ def test_an_order_cuts_a_step_off_but_no_warm_up(engine: Any) -> None:
     assert groups.aborted == [], "an exception in its step would be nobody's fault and end it"
 
 
+class Lost:
+    """What was prepared, forgotten by the training thread meanwhile."""
+
+    def cancel(self, why: str) -> None:
+        raise RuntimeError(why)
+
+
+def test_an_order_cuts_a_step_off_whatever_becomes_of_what_was_prepared(engine: Any) -> None:
+    member, groups = engine(outside=False)
+    member._part = Lost()
+    with pytest.raises(RuntimeError, match="generation 1 begins"):
+        member.take_order(order(1))
+    assert groups.aborted == ["generation 1 begins"]
+
+
 def test_a_generation_that_ends_at_the_head_of_a_step_ends_the_step_and_not_the_script(engine: Any) -> None:
     member, groups = engine(outside=False)
     session = Session(member)

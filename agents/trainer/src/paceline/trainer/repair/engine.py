@@ -203,11 +203,11 @@ class Engine(Switching):
 
         A warm-up goes on: nothing of it waits for anybody, and its steps are not there to be cut off.
         """
-        if self._part is not None:
-            self._part.cancel(f"generation {order.generation} begins")
-        if self._warming:
-            return
-        self._groups.abort(self._groups.generation, f"generation {order.generation} begins")
+        part, why = self._part, f"generation {order.generation} begins"  # the training thread forgets it
+        if not self._warming:
+            self._groups.abort(self._groups.generation, why)
+        if part is not None:
+            part.cancel(why)
 
     def _is_broken(self) -> bool:
         return self._failure is not None or self._control.newest(self._epoch) is not None
