@@ -1,11 +1,15 @@
 """Where a job stands in the matrix of what is repaired, and that people read the same matrix."""
 
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from paceline.contracts.recovery import Support
+from paceline.trainer.groups import RebuildFailed
+from paceline.trainer.groups.moving import move_meshes
 from paceline.trainer.repair.support import MATRIX, Backend, Layout, layout_of, support_of, table
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide.md"
@@ -39,7 +43,12 @@ class DistributedDataParallel(Module):
 
 
 class FSDPModule(Module):
-    pass
+    context: object = SimpleNamespace(all_states=[])
+
+    def reset_iter_state(self) -> None: ...
+
+    def _get_fsdp_state(self) -> object:
+        return SimpleNamespace(_state_ctx=self.context, _fsdp_param_groups=[])
 
 
 class FullyShardedDataParallel(Module):
@@ -47,7 +56,10 @@ class FullyShardedDataParallel(Module):
 
 
 class ZeroRedundancyOptimizer:
-    pass
+    rank = global_rank = 3
+    process_group = optim = None
+
+    def _init_local_optimizer(self) -> None: ...
 
 
 class Placement:
@@ -94,7 +106,7 @@ def of_package(name: str) -> object:
 def test_a_layout_is_recognised_by_what_is_protected(objects: list[Any], layout: Layout) -> None:
     named = {f"thing{number}": thing for number, thing in enumerate(objects)}
     assert layout_of(named, RANKS) is layout
-    assert support_of(named, RANKS) == (MATRIX[layout, Backend.GLOO], layout)
+    assert support_of(named, RANKS) == (MATRIX[layout, Backend.GLOO], layout.value)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +119,27 @@ def test_a_layout_is_recognised_by_what_is_protected(objects: list[Any], layout:
     ],
 )
 def test_stages_are_known_where_the_script_names_them(model: Any, layout: Layout) -> None:
-    assert support_of({"model": model}, RANKS) != (Support.VERIFIED, layout)
-    assert support_of({"model": model}, RANKS, placed=True) == (MATRIX[layout, Backend.GLOO], layout)
+    assert support_of({"model": model}, RANKS)[0] is not Support.VERIFIED
+    assert support_of({"model": model}, RANKS, placed=True) == (MATRIX[layout, Backend.GLOO], layout.value)
+
+
+def test_a_torch_that_has_other_private_names_is_not_taken_for_the_one_that_was_tested() -> None:
+    optimizer = type("ZeroRedundancyOptimizer", (), {"rank": 3})()
+    zero = {"model": DistributedDataParallel(4, object()), "optimizer": optimizer}
+    support, kind = support_of(zero, RANKS)
+    assert support is Support.EXPERIMENTAL
+    assert kind.endswith("this torch has no ZeroRedundancyOptimizer.global_rank")
+    cut = FSDPModule(Piece(4, True))
+    cut.context = None
+    support, kind = support_of({"model": cut}, RANKS)
+    assert support is Support.EXPERIMENTAL
+    assert kind.endswith("this torch has no SimpleNamespace._state_ctx.all_states")
+
+
+def test_a_mesh_that_keeps_its_rank_elsewhere_is_not_passed_over() -> None:
+    mesh = Group(4)
+    with pytest.raises(RebuildFailed, match=r"Group\._rank"):
+        move_meshes([weakref.ref(mesh)], 1)
 
 
 def test_what_no_test_repairs_is_not_verified() -> None:

@@ -7,7 +7,52 @@ All of it is sizes and places: the values come with the restore that follows.
 import gc
 import weakref
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
+
+from paceline.trainer.groups.errors import RebuildFailed
+
+# Private names of torch that this module and `frameworks` rely on, by what has them.
+ZERO = ("rank", "global_rank", "process_group", "optim", "_init_local_optimizer")
+MODULE = ("reset_iter_state", "_get_fsdp_state")
+STATE = ("_state_ctx.all_states", "_fsdp_param_groups")
+GROUP = ("mesh_info", "post_forward_mesh_info", "fsdp_params", "_all_gather_result")
+PARAMETER = (
+    "_orig_size", "_sharded_param_data", "padded_sharded_param_size", "sharded_size",
+    "contiguous_sharded_stride", "fsdp_placement.dim", "sharded_param._local_tensor",
+)  # fmt: skip
+SHARDS = ("shard_mesh_rank", "shard_mesh_size", "shard_process_group")
+MESH = ("_rank", "_coordinate_on_dim", "_compute_coordinate_on_dim")
+
+
+def missing_of_zero(optimizer: Any) -> str:
+    """The first name of a ZeroRedundancyOptimizer that `move_zero` needs and this torch has not, or empty."""
+    return _missing(optimizer, ZERO)
+
+
+def missing_of_fsdp2(module: Any) -> str:
+    """The same of one FSDP2 module, what it keeps of its parameters, and their mesh."""
+    absent = _missing(module, MODULE)
+    state: Any = module._get_fsdp_state() if not absent else None
+    absent = absent or _missing(state, STATE)
+    for group in state._fsdp_param_groups if not absent else ():
+        absent = absent or _missing(group, GROUP)
+        for parameter in group.fsdp_params[:1] if not absent else ():
+            absent = (
+                _missing(parameter, PARAMETER)
+                or _missing(parameter.mesh_info, SHARDS)
+                or _missing(parameter.sharded_param.device_mesh, MESH)
+            )
+    return absent
+
+
+def _missing(thing: Any, names: Iterable[str]) -> str:
+    for name in names:
+        try:
+            attrgetter(name)(thing)
+        except AttributeError:
+            return f"{type(thing).__name__}.{name}"
+    return ""
 
 
 def meshes() -> list["weakref.ref[Any]"]:
@@ -16,10 +61,16 @@ def meshes() -> list["weakref.ref[Any]"]:
 
 
 def move_meshes(held: Iterable["weakref.ref[Any]"], rank: int) -> None:
-    """Global rank `rank` in each of them; one that is not a member has no coordinates, as torch has it."""
+    """Global rank `rank` in each of them; one that is not a member has no coordinates, as torch has it.
+
+    RebuildFailed where this torch keeps them elsewhere.
+    """
     for reference in held:
         mesh = reference()
-        if mesh is not None and getattr(mesh, "_rank", rank) != rank:
+        absent = _missing(mesh, MESH) if mesh is not None else ""
+        if absent:
+            raise RebuildFailed(f"this torch has no {absent}: a mesh cannot be told its new rank")
+        if mesh is not None and mesh._rank != rank:
             mesh._rank = rank
             mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
 

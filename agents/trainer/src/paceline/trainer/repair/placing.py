@@ -30,7 +30,7 @@ class Placing:
         self._objects = dict(objects)
         self._place: Place | None = None
         self._ranks: tuple[int, ...] = ()
-        self._support, self._layout = support_of(self._objects, wired.size)
+        self._support, self._kind = support_of(self._objects, wired.size)
         self.fits = True  # some rank that was asked for, if any was, could be rehearsed
 
     @property
@@ -50,12 +50,12 @@ class Placing:
                 f"from 0 to {self._wired.size - 1}"
             )
         self._place, self._ranks = place, tuple(ranks)
-        self._support, self._layout = support_of(self._objects, self._wired.size, placed=True)
+        self._support, self._kind = support_of(self._objects, self._wired.size, placed=True)
 
     def tell_support(self) -> str:
         """What is known of this job, once the script has said all it says before its steps."""
         if self._support is not Support.VERIFIED:
-            log.warning("paceline: repair is %s for this layout: %s", self._support.value, self._layout.value)
+            log.warning("paceline: repair is %s for this layout: %s", self._support.value, self._kind)
         return self._support.value
 
     def rehearsals(self) -> Iterator[int]:

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from paceline.contracts.recovery import Support
+from paceline.trainer.groups.moving import missing_of_fsdp2, missing_of_zero
 from paceline.trainer.protection.sources import is_zero
 from paceline.trainer.repair.replicas import is_ddp, parameters_of
 
@@ -58,10 +59,18 @@ MATRIX: Mapping[tuple[Layout, Backend], Support] = {
 
 def support_of(
     protected: Mapping[str, Any], world_size: int, placed: bool = False, backend: Backend = Backend.GLOO
-) -> tuple[Support, Layout]:
-    """What is known of a job whose script protects these objects; `placed`: it has called `on_place`."""
+) -> tuple[Support, str]:
+    """What is known of a job whose script protects these objects, and of what kind it is.
+
+    `placed`: the script has called `on_place`. A kind of which this torch has not the private names that
+    were there when it was tested is experimental.
+    """
     layout = layout_of(protected, world_size, placed)
-    return MATRIX[layout, backend], layout
+    support = MATRIX[layout, backend]
+    absent = _missing_names(protected) if support is Support.VERIFIED else ()
+    if absent:
+        return Support.EXPERIMENTAL, f"{layout.value}; this torch has no {absent[0]}"
+    return support, layout.value
 
 
 def layout_of(protected: Mapping[str, Any], world_size: int, placed: bool = False) -> Layout:
@@ -96,6 +105,14 @@ def _is_cut_once(piece: Any, world_size: int) -> bool:
     """Whether a DTensor is on all ranks, and cut along one axis of them only, so by FSDP2 alone."""
     cuts = sum(not placement.is_replicate() for placement in piece.placements)
     return int(piece.device_mesh.size()) == world_size and cuts <= 1
+
+
+def _missing_names(protected: Mapping[str, Any]) -> list[str]:
+    cut = [
+        one for thing in protected.values() for one in _modules_of(thing) if "FSDPModule" in _names_of(one)
+    ]
+    zeros = filter(is_zero, protected.values())
+    return list(filter(None, [*map(missing_of_fsdp2, cut), *map(missing_of_zero, zeros)]))
 
 
 def _modules_of(thing: Any) -> list[Any]:
