@@ -54,6 +54,7 @@ class FakeSupervisor:
             ready=True, world_size=3, support=Support.VERIFIED,
         )  # fmt: skip
         self.mute = False
+        self.outcome = OrderOutcome.DONE
         self.orders: list[dict[str, Any]] = []
         self.ordered_ns = 0  # when the newest one came
         self._path = str(folder / "agent.sock")
@@ -84,8 +85,8 @@ class FakeSupervisor:
 
     async def obey(self, order: dict[str, Any]) -> None:
         generation, name = order["generation"], self.hello.member
-        await self.say(OrderResult(order["id"], name, OrderOutcome.DONE, "", generation))
-        if order["kind"] != "rebuild" or self.mute:
+        await self.say(OrderResult(order["id"], name, self.outcome, "", generation))
+        if order["kind"] != "rebuild" or self.mute or self.outcome is not OrderOutcome.DONE:
             return
         ranks = {row.member: row.rank for row in parse_members(order["arguments"]["members"])}
         if name not in ranks:
@@ -98,7 +99,8 @@ class FakeSupervisor:
         await self.say(self.hello)
 
     async def die(self, code: int = -9) -> None:
-        """Its training process is killed, or ends with `code`."""
+        """Its training process is killed, or ends with `code`; nothing is restored in it any more."""
+        self.mute = True
         await self.say(ChildExit(self.hello.member, self.hello.child_pid, self.hello.child_pid_start, code))
 
     async def stop(self) -> None:

@@ -25,12 +25,14 @@ from tests.integration.remediator.test_repair_tables import KEY, NOW, Job, membe
 from tests.unit.remediator.test_policies_and_faults import VERDICT
 
 
-async def add_incident(store: Database, evidence: EvidenceState = EvidenceState.NONE) -> None:
+async def add_incident(
+    store: Database, evidence: EvidenceState = EvidenceState.NONE, job: str = "train"
+) -> None:
     at = from_unix(NOW)
     async with store.transaction() as session:
         session.add(
             Incident(
-                id="inc_1", job="train", attempt="a1", episode="e", status="open", severity="error",
+                id="inc_1", job=job, attempt="a1", episode="e", status="open", severity="error",
                 verdict_class="H3", sub_reason="", summary="s", verdict_id="v", revision=1,
                 verdict=json.loads(dump_json(VERDICT)),
                 root_key="k", stalled_at=at, opened_at=at, updated_at=at, resolution="",

@@ -1,6 +1,6 @@
 """A real DDP job on gloo, repaired through the whole platform in auto mode; nothing shows in the result."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,33 @@ def make_job(nursery: Any, folder: Path) -> Iterator[Callable[..., RepairJob]]:
         job.close()
 
 
+@pytest.fixture
+async def begin(
+    settings: RemediatorSettings,
+    platform: list[App],
+    make_job: Callable[..., RepairJob],
+    store: Database,
+    eventually: Eventually,
+) -> AsyncIterator[Callable[..., Awaitable[RepairJob]]]:
+    """Starts a job beside a remediator in auto mode; its ranks train once all of them are registered."""
+    remediator = RemediatorApp(settings)
+    await remediator.start()
+    jobs: list[RepairJob] = []
+
+    async def start(*faults: Fault, standbys: int = 1, **options: Any) -> RepairJob:
+        job = make_job(*faults, standbys=standbys, **options)
+        jobs.append(job)
+        known = RANKS + standbys
+        await eventually(lambda: has(standbys_ready(store, job.name, known), standbys), deadline_s=WAIT_S)
+        job.open_gate()
+        return job
+
+    yield start
+    await remediator.stop()
+    for job in jobs:
+        print(job.output())
+
+
 @pytest.mark.parametrize(
     "fault",
     [Fault("sigkill", 0, 5, "in_collective"), Fault("sigstop", 1, 5, "in_collective")],
@@ -55,72 +82,66 @@ def make_job(nursery: Any, folder: Path) -> Iterator[Callable[..., RepairJob]]:
 )
 async def test_a_lost_rank_is_replaced_through_the_topics(
     fault: Fault,
-    settings: RemediatorSettings,
-    platform: list[App],
-    make_job: Callable[..., RepairJob],
+    begin: Callable[..., Awaitable[RepairJob]],
     uninterrupted: Callable[..., Any],
     same_outcomes: Callable[..., None],
     store: Database,
     eventually: Eventually,
 ) -> None:
-    remediator = RemediatorApp(settings)
-    await remediator.start()
-    job = make_job(fault)
-    name = job.name
-    try:
-        await eventually(lambda: has(standbys_ready(store, name, RANKS + 1), 1), deadline_s=WAIT_S)
-        job.open_gate()
-        await eventually(lambda: has(state_of(store, name), "resumed"), deadline_s=WAIT_S)
-        await eventually(lambda: all_ended(job), deadline_s=WAIT_S)
+    job = await begin(fault)
+    await eventually(lambda: has(state_of(store, job.name), "resumed"), deadline_s=WAIT_S)
+    await eventually(lambda: all_ended(job), deadline_s=WAIT_S)
+    same_outcomes(job.outcomes(), uninterrupted(PROGRAM, ranks=RANKS))
+    (row,) = await recoveries_of(store, job.name)
+    async with store.transaction() as session:
+        phases = await RepairRepository(session).phases(row.job, row.attempt, [row.generation])
+    assert {phase.phase for phase in phases} >= {"rendezvous", "first_step"}
+    print(job.fault_times(), [(p.rank, p.phase, round(p.duration_ms, 1), p.at.timestamp()) for p in phases])
+
+
+async def test_a_corrupt_copy_is_never_loaded(
+    begin: Callable[..., Awaitable[RepairJob]],
+    uninterrupted: Callable[..., Any],
+    same_outcomes: Callable[..., None],
+    store: Database,
+    eventually: Eventually,
+) -> None:
+    """Either the copy of the step after it has arrived, or the job is given up and says why."""
+    job = await begin(Fault("corrupt_replica", 3, 5), Fault("sigkill", 2, 5))
+    await eventually(lambda: all_ended(job), deadline_s=WAIT_S)
+    await eventually(lambda: is_over(store, job.name), deadline_s=WAIT_S)
+    (row,) = await recoveries_of(store, job.name)
+    if row.state == "resumed":
         same_outcomes(job.outcomes(), uninterrupted(PROGRAM, ranks=RANKS))
-        (row,) = await recoveries_of(store, name)
-        async with store.transaction() as session:
-            phases = await RepairRepository(session).phases(row.job, row.attempt, [row.generation])
-        assert {phase.phase for phase in phases} >= {"rendezvous", "first_step"}
-        print(
-            job.fault_times(), [(p.rank, p.phase, round(p.duration_ms, 1), p.at.timestamp()) for p in phases]
-        )
-    except BaseException:
-        print(job.output())
-        raise
-    finally:
-        await remediator.stop()
+    else:
+        assert (row.state, row.reason) == ("fallback", "state_lost")
 
 
 async def test_a_living_rank_is_replaced_on_request_and_no_step_is_replayed(
-    settings: RemediatorSettings,
-    platform: list[App],
-    make_job: Callable[..., RepairJob],
+    begin: Callable[..., Awaitable[RepairJob]],
     uninterrupted: Callable[..., Any],
     same_outcomes: Callable[..., None],
     store: Database,
     eventually: Eventually,
 ) -> None:
-    remediator = RemediatorApp(settings)
-    await remediator.start()
-    job = make_job(words=("--steps", str(STEPS), "--pause", str(STEP_S)))
-    name = job.name
-    try:
-        await eventually(lambda: has(standbys_ready(store, name, RANKS + 1), 1), deadline_s=WAIT_S)
-        job.open_gate()
-        await eventually(lambda: has(furthest_step(store, name), True), deadline_s=WAIT_S)
-        wanted = await ask_for(store, name, rank=1)
-        await eventually(lambda: has(status_of(store, wanted), "succeeded"), deadline_s=WAIT_S)
-        await eventually(lambda: all_ended(job), deadline_s=WAIT_S)
-        whole = uninterrupted(PROGRAM, "--steps", str(STEPS), ranks=RANKS)
-        same_outcomes(job.outcomes(), whole, replayed_max=0)
-        async with store.transaction() as session:
-            row = await RepairRepository(session).action(wanted)
-            assert row is not None
-            phases = await RepairRepository(session).phases(name, row.attempt, [row.generation])
-        assert (row.replayed, row.reason) == (0, "resumed")
-        steps = [phase for phase in phases if phase.phase == "first_step"]
-        assert sorted(phase.rank for phase in steps) == list(range(RANKS))
-    except BaseException:
-        print(job.output())
-        raise
-    finally:
-        await remediator.stop()
+    job = await begin(words=("--steps", str(STEPS), "--pause", str(STEP_S)))
+    await eventually(lambda: has(furthest_step(store, job.name), True), deadline_s=WAIT_S)
+    wanted = await ask_for(store, job.name, rank=1)
+    await eventually(lambda: has(status_of(store, wanted), "succeeded"), deadline_s=WAIT_S)
+    await eventually(lambda: all_ended(job), deadline_s=WAIT_S)
+    whole = uninterrupted(PROGRAM, "--steps", str(STEPS), ranks=RANKS)
+    same_outcomes(job.outcomes(), whole, replayed_max=0)
+    async with store.transaction() as session:
+        row = await RepairRepository(session).action(wanted)
+        assert row is not None
+        phases = await RepairRepository(session).phases(job.name, row.attempt, [row.generation])
+    assert (row.replayed, row.reason) == (0, "resumed")
+    steps = [phase for phase in phases if phase.phase == "first_step"]
+    assert sorted(phase.rank for phase in steps) == list(range(RANKS))
+
+
+async def is_over(store: Database, job: str) -> bool:
+    return all(row.ended_at is not None for row in await recoveries_of(store, job))
 
 
 async def furthest_step(store: Database, job: str) -> bool:
