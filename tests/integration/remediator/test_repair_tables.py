@@ -17,10 +17,24 @@ from paceline.api.settings import ApiSettings
 from paceline.contracts.commands import Command, CommandKind, is_signed
 from paceline.contracts.ids import new_id
 from paceline.contracts.recovery import OrderOutcome, RecoveryPhase, Role, Support
-from paceline.contracts.repair import MemberRecord, RecoveryReport, RepairMode, RepairState, ReportKind
+from paceline.contracts.repair import (
+    MemberRecord,
+    RecoveryReport,
+    RepairMode,
+    RepairState,
+    ReportKind,
+)
 from paceline.contracts.schemas import load_json
 from paceline.remediator.app import RemediatorApp
-from paceline.remediator.model import Event, MemberError, Policy, ProcessExit, Reason, Step, Tick
+from paceline.remediator.model import (
+    Event,
+    MemberError,
+    Policy,
+    ProcessExit,
+    Reason,
+    Step,
+    Tick,
+)
 from paceline.remediator.reading import event_of_report, member_values, phase_values
 from paceline.remediator.settings import RemediatorSettings
 from paceline.remediator.writing import Context, apply
@@ -280,18 +294,19 @@ async def test_jobs_without_supervisors_leave_no_row(store: Database) -> None:
         assert await RepairRepository(session).job("train", "a1") is None
 
 
-class TestDecisions:
-    async def open_action(self, client: httpx.AsyncClient) -> dict[str, Any]:
-        page = (await client.get("/v1/repair/actions", params={"job": "train"})).json()
-        found: dict[str, Any] = page["items"][0]
-        return found
+async def open_action(client: httpx.AsyncClient) -> dict[str, Any]:
+    page = (await client.get("/v1/repair/actions", params={"job": "train"})).json()
+    found: dict[str, Any] = page["items"][0]
+    return found
 
+
+class TestDecisions:
     async def test_an_approval_of_what_was_read_is_carried_out_once(
         self, make_job: Any, client: httpx.AsyncClient
     ) -> None:
         job = await make_job(RepairMode.APPROVE)
         await job.kill(1)
-        action = await self.open_action(client)
+        action = await open_action(client)
         assert (action["status"], action["reason"], action["ranks"]) == ("proposed", "needs_approval", "1")
         detail = await client.get(f"/v1/repair/actions/{action['id']}")
         assert detail.json()["preconditions"] == {
@@ -329,18 +344,18 @@ class TestDecisions:
     async def test_rejected_cancelled_and_observed(self, make_job: Any, client: httpx.AsyncClient) -> None:
         job = await make_job(RepairMode.APPROVE)
         await job.kill(1)
-        action = await self.open_action(client)
+        action = await open_action(client)
         answer = await client.post(f"/v1/repair/actions/{action['id']}/rejections", json={"note": "no"})
         assert answer.json()["status"] == "rejected"
         step = await job.feed(Tick())
         assert (step.job.action, step.job.state) == (None, RepairState.HEALTHY)
         job.now_s += 1
         await job.feed(MemberError("err", job.now_s, "m2", 0, "timed out"))
-        second = await self.open_action(client)
+        second = await open_action(client)
         assert second["kind"] == "retry"
         await client.post(f"/v1/repair/actions/{second['id']}/cancellations", json={})
         assert (await job.feed(Tick())).job.action is None
-        assert (await self.open_action(client))["status"] == "expired"
+        assert (await open_action(client))["status"] == "expired"
         assert await job.commands() == []
 
     async def test_a_policy_and_the_stop_switch_hold_from_the_next_decision_on(
@@ -353,7 +368,7 @@ class TestDecisions:
         assert answer.json()["limits"]["ranks_max"] == 2
         await client.put("/v1/repair/stop", json={"stopped": True, "note": "maintenance"})
         await job.kill(1)
-        assert (await self.open_action(client))["reason"] == "stop_switch"
+        assert (await open_action(client))["reason"] == "stop_switch"
         await client.put("/v1/repair/stop", json={"stopped": False})
         assert (await job.feed(Tick())).reason is Reason.REBUILD
         listed = (await client.get("/v1/repair/policies")).json()
@@ -369,7 +384,7 @@ class TestDecisions:
         answer = await client.put("/v1/repair/policies", json={"limits": {"ranks_max": 2}})
         assert answer.json()["stopped"] is True
         await job.kill(1)
-        assert (await self.open_action(client))["reason"] == "stop_switch"
+        assert (await open_action(client))["reason"] == "stop_switch"
         stale = {"If-Match": f'"{stop.json()["version"]}"'}
         for path, body in (("policies", {"mode": "auto"}), ("stop", {"stopped": False})):
             refused = await client.put(f"/v1/repair/{path}", json=body, headers=stale)

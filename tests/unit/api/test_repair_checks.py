@@ -15,7 +15,8 @@ from paceline.store.models.repair import RepairAction, RepairMember, RepairPolic
 AT = datetime(2026, 1, 2, tzinfo=timezone.utc)
 WAITING = {
     Reason.OBSERVED_ONLY, Reason.NEEDS_APPROVAL, Reason.STOP_SWITCH, Reason.BLAST_RADIUS, Reason.RATE_LIMIT,
-    Reason.CIRCUIT_BREAKER, Reason.NOT_VERIFIED, Reason.NOT_FENCED, Reason.WAIT_STANDBY, Reason.WAIT_EVIDENCE,
+    Reason.CIRCUIT_BREAKER,
+    Reason.FLEET_BREAKER, Reason.NOT_VERIFIED, Reason.NOT_FENCED, Reason.WAIT_STANDBY, Reason.WAIT_EVIDENCE,
     Reason.WAIT_SETTLED, Reason.TOO_LARGE, Reason.MEMBERS_UNKNOWN, Reason.NO_STANDBY, Reason.REFUSED_LAYOUT,
 }  # fmt: skip
 

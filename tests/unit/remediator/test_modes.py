@@ -7,9 +7,10 @@ import pytest
 
 from paceline.contracts.commands import CommandKind
 from paceline.contracts.recovery import parse_members
-from paceline.contracts.repair import ActionStatus, RepairCause, RepairMode
-from paceline.remediator.model import Closed, Judged, MemberError, Policy, Reason
-from tests.unit.remediator.conftest import Rig, make_member
+from paceline.contracts.repair import ActionStatus, RepairCause, RepairLimits, RepairMode
+from paceline.remediator.guards import fleet_breaker_open
+from paceline.remediator.model import Closed, Judged, MemberError, Policy, Reason, RepairEnd
+from tests.unit.remediator.conftest import NOW, Rig, make_member
 
 MakeRig = Callable[..., Rig]
 
@@ -101,3 +102,22 @@ def test_what_a_person_has_rejected_is_not_proposed_again_by_its_incident(make_r
     rig.now_s += 5
     assert rig.feed(judged(rig, RepairCause.PROCESS_EXIT, 1)).reason is Reason.ALREADY_REPAIRED
     assert rig.sent == []
+
+
+def ends(failed: int, succeeded: int, at_s: float = NOW - 60) -> tuple[RepairEnd, ...]:
+    return tuple(RepairEnd(f"job-{number}", at_s, number < failed) for number in range(failed + succeeded))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "is_open"),
+    [
+        (ends(5, 0), True),
+        (ends(4, 0), False),
+        (ends(5, 5), True),
+        (ends(5, 6), False),  # most of a large cluster is repaired
+        (ends(9, 0, NOW - 1801), False),
+        (ends(4, 0) + ends(4, 0), False),  # the same jobs again
+    ],
+)
+def test_the_breaker_of_the_cluster_counts_jobs(fleet: tuple[RepairEnd, ...], is_open: bool) -> None:
+    assert fleet_breaker_open(fleet, RepairLimits(), NOW) is is_open

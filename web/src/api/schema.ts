@@ -704,7 +704,7 @@ export interface paths {
         put?: never;
         /**
          * Create Cancellation
-         * @description Drop a proposal, or roll a planned replacement back while it is prepared.
+         * @description Drop a proposal, or roll a planned replacement back until its ranks are ordered to switch.
          */
         post: operations["create_cancellation_v1_repair_actions__action_id__cancellations_post"];
         delete?: never;
@@ -979,7 +979,7 @@ export interface components {
          * @description What an action has to pass, in the order in which it is asked.
          * @enum {string}
          */
-        CheckName: "members" | "standby" | "policy" | "stop_switch" | "layout" | "approval" | "verified" | "blast_radius" | "circuit_breaker" | "rate_limit" | "fence" | "settled" | "evidence";
+        CheckName: "members" | "standby" | "policy" | "stop_switch" | "layout" | "approval" | "verified" | "blast_radius" | "circuit_breaker" | "fleet_breaker" | "rate_limit" | "fence" | "settled" | "evidence";
         /**
          * CheckRead
          * @description `reason` is the remediator's name for what holds the action up, empty where this does not.
@@ -1618,6 +1618,10 @@ export interface components {
             failures_max: number | null;
             /** Breaker S */
             breaker_s: number | null;
+            /** Fleet Failures Max */
+            fleet_failures_max: number | null;
+            /** Fleet S */
+            fleet_s: number | null;
             /** No Progress Max */
             no_progress_max: number | null;
             /** Transient Max */
@@ -1666,6 +1670,10 @@ export interface components {
             failures_max?: number | null;
             /** Breaker S */
             breaker_s?: number | null;
+            /** Fleet Failures Max */
+            fleet_failures_max?: number | null;
+            /** Fleet S */
+            fleet_s?: number | null;
             /** No Progress Max */
             no_progress_max?: number | null;
             /** Transient Max */
@@ -2150,6 +2158,29 @@ export interface components {
              * @enum {string}
              */
             code: "idempotency_key_reused" | "action_not_open" | "observed_only";
+            /** Trace Id */
+            trace_id: string;
+            /** Fields */
+            fields: components["schemas"]["FieldProblem"][];
+        };
+        /** ProblemIdempotencyKeyReusedOrActionNotOpenOrSwitchOrdered */
+        ProblemIdempotencyKeyReusedOrActionNotOpenOrSwitchOrdered: {
+            /** Type */
+            type: string;
+            /** Title */
+            title: string;
+            /**
+             * Status
+             * @constant
+             */
+            status: 409;
+            /** Detail */
+            detail: string;
+            /**
+             * Code
+             * @enum {string}
+             */
+            code: "idempotency_key_reused" | "action_not_open" | "switch_ordered";
             /** Trace Id */
             trace_id: string;
             /** Fields */
@@ -6252,13 +6283,13 @@ export interface operations {
                     "application/problem+json": components["schemas"]["ProblemNotFound"];
                 };
             };
-            /** @description The Idempotency-Key belongs to another request · The action cannot be decided any more, or another one is open */
+            /** @description The Idempotency-Key belongs to another request · The action cannot be decided any more, or another one is open · The replacement cannot be cancelled any more */
             409: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/problem+json": components["schemas"]["ProblemIdempotencyKeyReusedOrActionNotOpen"];
+                    "application/problem+json": components["schemas"]["ProblemIdempotencyKeyReusedOrActionNotOpenOrSwitchOrdered"];
                 };
             };
             /** @description Changed since you read it */

@@ -24,7 +24,7 @@ export function verbsOf(action: RepairDetail): readonly Verb[] {
   if (action.cancel_requested || isOver(action)) return [];
   if (action.status === "proposed") return ["approvals", "rejections"];
   if (action.status === "approved") return ["cancellations"];
-  return action.kind === "planned_swap" && action.status === "dispatched" ? ["cancellations"] : [];
+  return action.kind === "planned_swap" && action.reason === "prepared" ? ["cancellations"] : [];
 }
 
 /** Why nobody may approve it, whoever asks. */

@@ -87,6 +87,8 @@ class RepairLimits:
     per_hour_max: int = 6  # actions without a person
     failures_max: int = 3  # in a row, then the circuit breaker opens
     breaker_s: float = 1800.0
+    fleet_failures_max: int = 5  # different jobs of the cluster within `fleet_s`, then nothing goes by itself
+    fleet_s: float = 1800.0
     no_progress_max: int = 3  # recoveries without a new step
     transient_max: int = 2  # retries in place within `transient_s` (papers: the third is permanent)
     transient_s: float = 600.0

@@ -145,6 +145,12 @@ class ActionNotOpen(ApiError):
     title = "The action cannot be decided any more, or another one is open"
 
 
+class SwitchOrdered(ApiError):
+    status = 409
+    code = "switch_ordered"
+    title = "The replacement cannot be cancelled any more"
+
+
 class ObservedOnly(ApiError):
     status = 409
     code = "observed_only"

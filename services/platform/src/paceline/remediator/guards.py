@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paceline.contracts.recovery import Support
 from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairLimits, RepairMode
-from paceline.remediator.model import Action, JobRepair, Policy, Reason, Seat, World
+from paceline.remediator.model import Action, JobRepair, Policy, Reason, RepairEnd, Seat, World
 from paceline.remediator.planning import least_support
 
 HOUR_S = 3600.0
@@ -47,6 +47,8 @@ def guard(
         return Reason.BLAST_RADIUS
     if breaker_open(job, policy.limits, world.now_s):
         return Reason.CIRCUIT_BREAKER
+    if fleet_breaker_open(world.fleet, policy.limits, world.now_s):
+        return Reason.FLEET_BREAKER
     if len(recent(job.acted, HOUR_S, world.now_s)) >= policy.limits.per_hour_max:
         return Reason.RATE_LIMIT
     if any(not _has_lease(name, world) for name in need_lease(action, world)):
@@ -57,6 +59,14 @@ def guard(
 def breaker_open(job: JobRepair, limits: RepairLimits, now_s: float) -> bool:
     """After several failures in a row nothing is tried for a while."""
     return job.failures >= limits.failures_max and now_s - job.failed_s < limits.breaker_s
+
+
+def fleet_breaker_open(fleet: Sequence[RepairEnd], limits: RepairLimits, now_s: float) -> bool:
+    """Whether the repairs of so many different jobs have failed of late, and of no more have succeeded: what
+    they share (a library, a fabric) is at fault, and the next repair would fail as well."""
+    late = [end for end in fleet if now_s - end.at_s < limits.fleet_s]
+    failed = {end.job for end in late if end.failed}
+    return len(failed) >= max(limits.fleet_failures_max, len({end.job for end in late if not end.failed}))
 
 
 def recent(times: Sequence[float], within_s: float, now_s: float) -> tuple[float, ...]:

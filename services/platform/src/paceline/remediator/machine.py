@@ -36,7 +36,15 @@ from paceline.remediator.moves import (
     roll_back,
     switch,
 )
-from paceline.remediator.triggers import error, judged, node_lost, process_exit, process_stopped, release
+from paceline.remediator.triggers import (
+    error,
+    follow,
+    judged,
+    node_lost,
+    process_exit,
+    process_stopped,
+    release,
+)
 
 LOST_PREFIX = "fallback:"  # of a result that says why another try cannot help
 FAULTS = (ProcessExit, ProcessStopped, NodeLost, MemberError)
@@ -54,7 +62,7 @@ GROUP_PHASES = (
 def decide(job: JobRepair, event: Event, world: World) -> Step:
     """What `event` does to the job, and whatever is due besides."""
     if isinstance(event, Tick):
-        return advance(job, world)
+        return follow(advance(job, world), world)
     if event.id in job.handled:
         return Step(job, (), Reason.DUPLICATE)
     objection = _not_believed(job, event, world)
@@ -67,7 +75,7 @@ def decide(job: JobRepair, event: Event, world: World) -> Step:
     if not isinstance(event, REPORTS):
         handled = (*first.job.handled, event.id)[-HANDLED_MAX:]
         first = replace(first, job=replace(first.job, handled=handled))
-    then = advance(first.job, world)
+    then = follow(advance(first.job, world), world)
     # What was done says more than what was seen; what still waits is said by the action itself.
     reason = then.reason if then.effects else first.reason
     return Step(then.job, (*first.effects, *then.effects), reason)
@@ -142,7 +150,7 @@ def _done(job: JobRepair, action: Action, world: World) -> Step:
     """One more member has carried the present order out."""
     if job.state is RepairState.PREPARING:
         wanted = {seat.member for seat in (*action.seats, *action.leavers)}
-        if wanted <= set(action.done):
+        if wanted <= set(action.done) and not action.cancelled:
             return switch(replace(job, state=RepairState.READY), action, world)
     elif action.status is ActionStatus.DISPATCHED:
         action = replace(action, status=ActionStatus.OBSERVING)

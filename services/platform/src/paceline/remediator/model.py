@@ -23,6 +23,7 @@ from paceline.contracts.repair import (
 HANDLED_MAX = 128
 INCIDENTS_MAX = 512
 THAWED_MAX = 64
+LATER_MAX = 32
 ACTED_MAX = 64
 NOT_COUNTED = -1  # the run of a supervisor that is new
 TRANSIENTS_MAX = 16
@@ -53,6 +54,7 @@ class Reason(str, Enum):
     BLAST_RADIUS = "blast_radius"
     RATE_LIMIT = "rate_limit"
     CIRCUIT_BREAKER = "circuit_breaker"
+    FLEET_BREAKER = "fleet_breaker"  # repairs of several jobs have failed: one cause, and not in this job
     NOT_VERIFIED = "not_verified"  # the job's kind of parallelism was never tried
     NOT_FENCED = "not_fenced"  # nothing proves that a lost node has stopped, and no lease will
     WAIT_STANDBY = "wait_standby"
@@ -103,6 +105,10 @@ class Policies:
 
     def of(self, cause: RepairCause) -> Policy:
         return self.by_cause.get(cause, self.default)
+
+    @property
+    def all(self) -> tuple[Policy, ...]:
+        return (self.default, *self.by_cause.values())
 
 
 @dataclass(frozen=True)
@@ -233,6 +239,7 @@ class JobRepair:
     state: RepairState = RepairState.HEALTHY
     generation: int = 0
     seats: tuple[Seat, ...] = ()  # of the newest generation that resumed
+    seated: int = 0  # that generation; 0 in a row that does not say
     action: Action | None = None
     last: Repaired | None = None
     transients: tuple[float, ...] = ()
@@ -248,6 +255,7 @@ class JobRepair:
     incidents: tuple[str, ...] = ()  # that have led to something: a revised verdict leads to nothing more
     resumed_s: float = 0.0  # when the newest generation had proven itself
     thawed: tuple[tuple[str, float], ...] = ()  # members that went on after a stop, and when
+    later: tuple["ProcessStopped | NodeLost", ...] = ()  # that came while an action was under way
     over: bool = False
     run: int = 0  # grows each time the job's name is used again
     began_s: float = 0.0  # when it did, by the clock of a member's agent; 0 for the first
@@ -409,6 +417,15 @@ Effect = SendOrder | Page | LinkIncident | Capture | Closed
 
 
 @dataclass(frozen=True)
+class RepairEnd:
+    """How the repair of some job of the cluster ended."""
+
+    job: str
+    at_s: float
+    failed: bool  # else it has succeeded
+
+
+@dataclass(frozen=True)
 class World:
     """What one decision may look at besides the state."""
 
@@ -417,6 +434,7 @@ class World:
     now_s: float
     evidence_pending: bool = False
     heard_s: float = math.inf  # what was written to the topics before it has been read
+    fleet: tuple[RepairEnd, ...] = ()  # of all jobs, those of late
 
     @property
     def known_s(self) -> float:

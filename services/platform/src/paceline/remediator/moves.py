@@ -7,7 +7,13 @@ deadline; what passes it is tried again within a bound, or given up explicitly.
 from dataclasses import replace
 
 from paceline.contracts.commands import CommandKind
-from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairLimits, RepairState
+from paceline.contracts.repair import (
+    ActionStatus,
+    RepairCause,
+    RepairKind,
+    RepairLimits,
+    RepairState,
+)
 from paceline.remediator.guards import HOUR_S, guard, mode_of, recent
 from paceline.remediator.model import (
     ACTED_MAX,
@@ -34,6 +40,7 @@ from paceline.remediator.planning import (
     members_text,
     newest,
     next_generation,
+    on_cut_off_nodes,
     open_seats,
     plan_seats,
 )
@@ -381,11 +388,15 @@ def proceed(job: JobRepair, action: Action, world: World) -> Step:
     if action.kind is RepairKind.PLANNED_SWAP and not action.reached:
         return roll_back(job, action, world, Reason.EXPIRED)  # nobody has switched, and the leaver is healthy
     # Stopped meanwhile, and that is why it has not come; most of them together are a job that is paused.
+    cut_off = on_cut_off_nodes(job, action, world)
     missing = [
-        seat for seat in action.seats if seat.member in job.frozen and seat.member not in action.reached
+        seat
+        for seat in action.seats
+        if (seat.member in job.frozen or seat.member in cut_off) and seat.member not in action.reached
     ]
     if missing and 2 * len(missing) <= len(action.seats):
-        return rebuild_without(job, action, missing, world)
+        grounds = tuple(cut_off[seat.member] for seat in missing if seat.member in cut_off)
+        return rebuild_without(job, replace(action, grounds=(*action.grounds, *grounds)), missing, world)
     return rebuild_again(job, action, world)
 
 
@@ -421,7 +432,7 @@ def at_its_end(job: JobRepair, action: Action, world: World) -> Step:
 def resume(job: JobRepair, action: Action, world: World) -> Step:
     """Every member has finished a step of the new generation: that is the proof."""
     best = max(job.best_step, action.step - 1)
-    job = replace(job, seats=action.seats, failures=0, best_step=best)
+    job = replace(job, seats=action.seats, seated=action.generation, failures=0, best_step=best)
     job = replace(job, resumed_s=world.now_s, frozen=())  # everybody has just made a step
     return end(job, action, ActionStatus.SUCCEEDED, Reason.RESUMED, RepairState.RESUMED, world)
 

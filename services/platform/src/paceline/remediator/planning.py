@@ -7,8 +7,8 @@ from paceline.contracts.commands import CommandKind
 from paceline.contracts.ids import derived_id
 from paceline.contracts.recovery import MEMBERS_MAX, Role, Support, format_members
 from paceline.contracts.recovery import Member as OrderMember
-from paceline.contracts.repair import RepairCause
-from paceline.remediator.model import Action, JobRepair, Member, Reason, Seat, World
+from paceline.contracts.repair import RepairCause, RepairKind, RepairMode
+from paceline.remediator.model import Action, Ground, JobRepair, Member, NodeLost, Reason, Seat, World
 
 
 def command_id(
@@ -19,13 +19,16 @@ def command_id(
 
 
 def current_seats(job: JobRepair, members: Sequence[Member]) -> tuple[Seat, ...]:
-    """Seats of the running generation: those of the last recovery, else the registry's own word.
+    """Seats of the running generation: those of the last recovery, else the registry's own word; also where a
+    supervisor that has not left is of a newer generation than that recovery was.
 
     Of several supervisors that claim a rank one that has not left has it, of these the one of the newest
     generation, and of these one whose process lives.
     """
-    if job.seats:
+    seated = job.seated or job.generation
+    if job.seats and not any(_is_newer(each, seated) for each in members):
         return job.seats
+    ours = {seat.rank: seat for seat in job.seats}
     best: dict[int, Member] = {}
     for member in members:
         if member.role is not Role.MEMBER:
@@ -33,7 +36,16 @@ def current_seats(job: JobRepair, members: Sequence[Member]) -> tuple[Seat, ...]
         other = best.get(member.rank)
         if other is None or _claim(member) > _claim(other):
             best[member.rank] = member
-    return tuple(_seat(rank, best[rank]) for rank in sorted(best))
+    found = {
+        rank: _seat(rank, member)
+        for rank, member in best.items()
+        if rank not in ours or _is_newer(member, seated)
+    }
+    return tuple((ours | found)[rank] for rank in sorted(ours | found))
+
+
+def _is_newer(member: Member, seated: int) -> bool:
+    return member.role is Role.MEMBER and not member.left and member.generation > seated
 
 
 def _claim(member: Member) -> tuple[bool, int, bool, float, str]:
@@ -181,6 +193,21 @@ def is_proven_gone(seat: Seat, world: World) -> bool:
     if found is None:
         return False
     return found.child_pid == 0 or (not found.left and found.child_pid_start != seat.child_pid_start)
+
+
+def on_cut_off_nodes(job: JobRepair, action: Action, world: World) -> dict[str, Ground]:
+    """Members of a recovery whose node has fallen silent meanwhile, where a lease ends them and nobody has to
+    agree."""
+    cause = RepairCause.NODE_LOST
+    if world.policies.of(cause).mode is not RepairMode.AUTO:
+        return {}
+    nodes = {event.node for event in job.later if isinstance(event, NodeLost)}
+    found = (world.get(seat.member) for seat in action.seats)
+    return {
+        one.member: Ground(one.member, cause, RepairKind.SWAP, 0.0, f"node {one.node} is silent", one.node)
+        for one in found
+        if one is not None and one.node in nodes and one.lease_s > 0
+    }
 
 
 def as_proposed(action: Action) -> Action:

@@ -9,6 +9,7 @@ from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, Rep
 from paceline.remediator.guards import MODES, mode_of, recent
 from paceline.remediator.model import (
     INCIDENTS_MAX,
+    LATER_MAX,
     THAWED_MAX,
     TRANSIENTS_MAX,
     Action,
@@ -137,49 +138,106 @@ def _exit_under_way(job: JobRepair, action: Action, seat: Seat, world: World) ->
 def process_stopped(job: JobRepair, event: ProcessStopped, world: World) -> Step:
     """A stopped process is replaced like a dead one once it has stood for a while and its peers have not."""
     limits = world.policies.of(RepairCause.FROZEN).limits
-    seats = open_seats(job, world)
+    seats = _trained_seats(job, world)
     seat = next((each for each in seats if each.rank == event.rank and each.child_pid == event.pid), None)
     if seat is None:
         return Step(job, (), Reason.OTHER_PROCESS)
     home = world.get(seat.member)
     if home is not None and event.node and home.node != event.node:
         return Step(job, (), Reason.FOREIGN)
-    action = job.action
     frozen = tuple(name for name in job.frozen if name != seat.member)
-    job = replace(job, frozen=frozen if event.resumed else (*frozen, seat.member))
+    later = tuple(one for one in job.later if not _is_stop_of(one, event))
+    job = replace(job, later=later, frozen=frozen if event.resumed else (*frozen, seat.member))
     if event.resumed:
         job = replace(job, thawed=(*job.thawed, (seat.member, world.now_s))[-THAWED_MAX:])
         return withdraw(job, lambda one: one.cause is RepairCause.FROZEN and one.member == seat.member, world)
     if world.now_s - event.at_s > limits.event_s_max:
         return Step(job, (), Reason.STALE)
-    if action is not None and action.status.is_under_way:
-        return Step(job, (), Reason.ALREADY_UNDER_WAY)
+    if not is_free_for(job, RepairCause.FROZEN, world):
+        return _keep(job, event)
     fault = Fault(
         event.id, RepairCause.FROZEN, RepairKind.SWAP, (seat,), f"rank {seat.rank} was stopped by a signal",
         world.now_s + limits.frozen_s,
     )  # fmt: skip
-    return raise_fault(job, fault, world)
+    return _raise_instead(job, fault, world)
 
 
 def node_lost(job: JobRepair, event: NodeLost, world: World) -> Step:
     """An agent has fallen silent: its node is lost, or only its link is. The lease makes both the same."""
     limits = world.policies.of(RepairCause.NODE_LOST).limits
-    action = job.action
     if event.back:
-        return withdraw(job, lambda one: one.node == event.node, world)
+        later = tuple(one for one in job.later if not (isinstance(one, NodeLost) and one.node == event.node))
+        return withdraw(replace(job, later=later), lambda one: one.node == event.node, world)
     if world.now_s - event.at_s > limits.event_s_max:
         return Step(job, (), Reason.STALE)
     found = {member.member for member in world.members if member.node == event.node and not member.left}
-    seats = tuple(seat for seat in open_seats(job, world) if seat.member in found)
+    seats = tuple(seat for seat in _trained_seats(job, world) if seat.member in found)
+    action = job.action
+    if not seats and action is not None and found & set(action.joiners) and is_planned_ahead(job, world):
+        return roll_back(job, action, world, Reason.ROLLED_BACK)  # it stood by: nobody needs it
     if not seats:
         return Step(job, (), Reason.UNKNOWN_MEMBER)
-    if action is not None and action.status.is_under_way:
-        return Step(job, (), Reason.ALREADY_UNDER_WAY)
+    if not is_free_for(job, RepairCause.NODE_LOST, world):
+        return _keep(job, event)
     fault = Fault(
         event.id, RepairCause.NODE_LOST, RepairKind.SWAP, seats, f"node {event.node} has fallen silent",
         0.0, node=event.node,
     )  # fmt: skip
-    return raise_fault(job, fault, world)
+    return _raise_instead(job, fault, world)
+
+
+def is_planned_ahead(job: JobRepair, world: World) -> bool:
+    """Whether a planned replacement is under way of which nobody has switched: training does not need it."""
+    action = job.action
+    return action is not None and action.status.is_under_way and is_not_begun(job, action, world)
+
+
+def is_free_for(job: JobRepair, cause: RepairCause, world: World) -> bool:
+    """Whether a fault may be proposed now: nothing is under way, or only what gives way to it. What is only
+    observed ends nothing."""
+    if job.action is None or not job.action.status.is_under_way:
+        return True
+    return is_planned_ahead(job, world) and world.policies.of(cause).mode is not RepairMode.OBSERVE
+
+
+def _raise_instead(job: JobRepair, fault: Fault, world: World) -> Step:
+    """Propose the fault, instead of a planned replacement that is only prepared."""
+    if job.action is None or not is_planned_ahead(job, world):
+        return raise_fault(job, fault, world)
+    step = roll_back(job, job.action, world, Reason.SUPERSEDED)
+    then = raise_fault(step.job, fault, world)
+    return replace(then, effects=(*step.effects, *then.effects))
+
+
+def _trained_seats(job: JobRepair, world: World) -> tuple[Seat, ...]:
+    """Who trains now: while a replacement is only prepared, its leaver and not its joiner."""
+    return current_seats(job, world.members) if is_planned_ahead(job, world) else open_seats(job, world)
+
+
+def _keep(job: JobRepair, event: ProcessStopped | NodeLost) -> Step:
+    """It is proposed once the action under way is over, unless it has ended by then."""
+    return Step(replace(job, later=(*job.later, event)[-LATER_MAX:]), (), Reason.ALREADY_UNDER_WAY)
+
+
+def _is_stop_of(one: ProcessStopped | NodeLost, event: ProcessStopped) -> bool:
+    return isinstance(one, ProcessStopped) and (one.rank, one.pid) == (event.rank, event.pid)
+
+
+def follow(step: Step, world: World) -> Step:
+    """What came while an action was under way, once that is over."""
+    job, effects = step.job, step.effects
+    if not job.later or job.action is not None:
+        return step
+    kept, job = job.later, replace(job, later=())
+    if job.over or job.state is RepairState.FALLBACK:
+        return replace(step, job=job)
+    for event in kept:
+        if isinstance(event, ProcessStopped):
+            then = process_stopped(job, replace(event, at_s=world.now_s), world)
+        else:
+            then = node_lost(job, replace(event, at_s=world.now_s), world)
+        job, effects = then.job, (*effects, *then.effects)
+    return Step(job, effects, step.reason)
 
 
 def error(job: JobRepair, event: MemberError, world: World) -> Step:
@@ -192,6 +250,10 @@ def error(job: JobRepair, event: MemberError, world: World) -> Step:
         step = roll_back(job, action, world, Reason.ROLLED_BACK)  # its session has dropped what it prepared
         then = error(step.job, event, world)
         return replace(then, effects=(*step.effects, *then.effects))
+    if action is not None and _breaks_recovery(job, action, event):
+        # The exit of a peer may explain it; else the next try begins, and nobody waits for a deadline.
+        action = replace(action, deadline_s=min(action.deadline_s, world.now_s + limits.error_s))
+        return Step(replace(job, action=action), (), Reason.NOTED)
     is_idle = action is None or not action.status.is_under_way
     if event.generation < job.said_generation and not (is_idle and _lives_in(event, world)):
         return Step(job, (), Reason.OLD_GENERATION)
@@ -230,6 +292,14 @@ def _breaks_planned(job: JobRepair, action: Action, event: MemberError, world: W
     return event.member in {seat.member for seat in current_seats(job, world.members)}
 
 
+def _breaks_recovery(job: JobRepair, action: Action, event: MemberError) -> bool:
+    """Whether a recovery cannot come to its first step any more: a member that has met the others in the
+    present try says so. Who has not met yet speaks of an older try, or answers the order itself."""
+    if job.state not in (RepairState.REBUILDING, RepairState.RESTORING):
+        return False
+    return event.generation == action.generation and event.member in action.reached
+
+
 def judged(job: JobRepair, event: Judged, world: World) -> Step:
     """A verdict: it may be the first word of a fault, or a later one on what is under way or repaired."""
     if event.resolved:
@@ -243,7 +313,8 @@ def judged(job: JobRepair, event: Judged, world: World) -> Step:
         return Step(job, (), Reason.DUPLICATE) if is_known else _capture(known, event, world)
     seats = _blamed(job, event, world)
     action = job.action
-    if action is not None and set(event.ranks) & {seat.rank for seat in action.leavers}:
+    may_wait = event.cause in (RepairCause.SLOW, RepairCause.HARDWARE) or not is_planned_ahead(job, world)
+    if action is not None and may_wait and set(event.ranks) & {seat.rank for seat in action.leavers}:
         ranks = {seat.member for seat in action.leavers if seat.rank in event.ranks}
         grounds = tuple(
             replace(one, incident=event.incident) if one.member in ranks and not one.incident else one
@@ -269,7 +340,7 @@ def judged(job: JobRepair, event: Judged, world: World) -> Step:
         event.id, event.cause, kind, seats, event.message, _after(wait_s, world), incident=event.incident,
         node=node,
     )  # fmt: skip
-    step = raise_fault(known, fault, world)
+    step = _raise_instead(known, fault, world)
     return Step(job, (), step.reason) if step.reason is Reason.ALREADY_UNDER_WAY else step
 
 
@@ -287,7 +358,7 @@ def _objection(job: JobRepair, event: Judged, seats: tuple[Seat, ...], world: Wo
         return Reason.ALREADY_REPAIRED
     if not seats:
         return Reason.UNKNOWN_MEMBER
-    if job.action is not None and job.action.status.is_under_way:
+    if (event.planned and is_planned_ahead(job, world)) or not is_free_for(job, event.cause, world):
         return Reason.ALREADY_UNDER_WAY
     went_on = {name for name, at_s in job.thawed if seen_s <= at_s + THAWED_S} - set(job.frozen)
     if event.cause is RepairCause.FROZEN and {seat.member for seat in seats} <= went_on:
@@ -304,7 +375,7 @@ def _resolved(job: JobRepair, event: Judged, world: World) -> Step:
 def _blamed(job: JobRepair, event: Judged, world: World) -> tuple[Seat, ...]:
     """Seats of the ranks and nodes that the verdict names as first cause."""
     on_nodes = {member.member for member in world.members if member.node in event.nodes}
-    seats = open_seats(job, world)
+    seats = _trained_seats(job, world)
     found = tuple(seat for seat in seats if seat.rank in event.ranks or seat.member in on_nodes)
     if event.cause is RepairCause.PROCESS_EXIT:
         gone = {seat.member for seat in lost_seats(found, world)} | {

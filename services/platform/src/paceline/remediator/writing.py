@@ -14,7 +14,7 @@ from paceline.contracts.commands import Command, sign
 from paceline.contracts.events import EventType, EvidenceState, IncidentStatus, Severity
 from paceline.contracts.ids import derived_id, format_ranks, parse_ranks
 from paceline.contracts.recovery import Role, Support
-from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairState
+from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairMode, RepairState
 from paceline.contracts.schemas import dump_json
 from paceline.contracts.topics import COMMANDS
 from paceline.remediator.machine import decide
@@ -32,6 +32,7 @@ from paceline.remediator.model import (
     Policies,
     Policy,
     Reason,
+    RepairEnd,
     SendOrder,
     Step,
     World,
@@ -55,6 +56,9 @@ SOURCE = "remediator"
 WAIT_S = 0.2  # what waits for time, a standby or evidence is looked at again so soon
 IDLE_S = 2.0  # what waits for a person
 SOON = (Reason.WAIT_SETTLED, Reason.WAIT_STANDBY, Reason.WAIT_EVIDENCE, Reason.PROPOSED, Reason.MERGED)
+# Failures that say nothing of the repair: the job ended before its proof.
+AT_ITS_END = (Reason.JOB_OVER, Reason.FINISHED_IN_ORDER, Reason.NEW_RUN)
+ACTION_S_MAX = 3600.0  # from a proposal to its end, as far as the breaker of the cluster looks
 _STATE: TypeAdapter[JobRepair] = TypeAdapter(JobRepair)
 
 
@@ -95,7 +99,8 @@ async def apply(
         await repairs.count_in(job, attempt, counted.names, counted.job.run)
     before, state = state, await _overlay(repairs, counted.job, members, policies)
     pending = await _evidence_pending(session, state, event)
-    step = decide(state, event, World(members, policies, now_s, pending, heard_s))
+    fleet = await _fleet(repairs, state, policies, now_s)
+    step = decide(state, event, World(members, policies, now_s, pending, heard_s, fleet))
     step = replace(step, effects=(*counted.effects, *step.effects))
     if step.job != before or step.effects:
         await _write(session, row, step, members, now_s, context, traceparent)
@@ -188,6 +193,24 @@ async def _evidence_pending(session: AsyncSession, state: JobRepair, event: Even
         if found is not None and found.evidence == EvidenceState.PENDING.value:
             return True
     return False
+
+
+async def _fleet(
+    repairs: RepairRepository, state: JobRepair, policies: Policies, now_s: float
+) -> tuple[RepairEnd, ...]:
+    """How the repairs of all jobs have ended of late; asked where something may be dispatched by itself."""
+    action = state.action
+    gives_way = action is None or not action.status.is_under_way or action.kind is RepairKind.PLANNED_SWAP
+    automatic = [policy for policy in policies.all if policy.mode is RepairMode.AUTO]
+    if not gives_way or not automatic:
+        return ()
+    since_s = now_s - max(policy.limits.fleet_s for policy in automatic) - ACTION_S_MAX
+    ignored = [reason.value for reason in AT_ITS_END]
+    return tuple(
+        RepairEnd(row.job, to_unix(row.ended_at), row.status == ActionStatus.FAILED.value)
+        for row in await repairs.ended_since(from_unix(since_s), ignored)
+        if row.ended_at is not None
+    )
 
 
 def due_s(job: JobRepair, now_s: float) -> float | None:

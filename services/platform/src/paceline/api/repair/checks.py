@@ -30,6 +30,7 @@ HOLDS_UP: dict[str, tuple[CheckName, CheckState]] = {
     "not_verified": (CheckName.VERIFIED, CheckState.WAITS),
     "blast_radius": (CheckName.BLAST_RADIUS, CheckState.WAITS),
     "circuit_breaker": (CheckName.CIRCUIT_BREAKER, CheckState.WAITS),
+    "fleet_breaker": (CheckName.FLEET_BREAKER, CheckState.WAITS),
     "rate_limit": (CheckName.RATE_LIMIT, CheckState.WAITS),
     "not_fenced": (CheckName.FENCE, CheckState.WAITS),
     "wait_settled": (CheckName.SETTLED, CheckState.WAITS),
@@ -37,7 +38,7 @@ HOLDS_UP: dict[str, tuple[CheckName, CheckState]] = {
 }
 ALWAYS = {CheckName.POLICY, CheckName.STOP_SWITCH, CheckName.APPROVAL, CheckName.SETTLED}
 GROUP = {CheckName.MEMBERS, CheckName.LAYOUT}
-WITHOUT_A_PERSON = {CheckName.CIRCUIT_BREAKER, CheckName.RATE_LIMIT}
+WITHOUT_A_PERSON = {CheckName.CIRCUIT_BREAKER, CheckName.FLEET_BREAKER, CheckName.RATE_LIMIT}
 BY_KIND: dict[RepairKind, set[CheckName]] = {
     RepairKind.SWAP: ALWAYS | GROUP | {CheckName.STANDBY, CheckName.FENCE, CheckName.EVIDENCE},
     RepairKind.PLANNED_SWAP: ALWAYS | GROUP | {CheckName.STANDBY},

@@ -19,6 +19,7 @@ from paceline.api.errors import (
     NotFound,
     ObservedOnly,
     StaleVersion,
+    SwitchOrdered,
     Unauthenticated,
     VersionRequired,
     responses,
@@ -189,10 +190,10 @@ async def create_rejection(body: DecisionCreate, decision: Deciding) -> RepairAc
 @router.post(
     "/actions/{action_id}/cancellations",
     status_code=201,
-    responses=responses(*WRITE, NotFound, ActionNotOpen, StaleVersion),
+    responses=responses(*WRITE, NotFound, ActionNotOpen, SwitchOrdered, StaleVersion),
 )
 async def create_cancellation(body: DecisionCreate, decision: Deciding) -> RepairActionDetail:
-    """Drop a proposal, or roll a planned replacement back while it is prepared."""
+    """Drop a proposal, or roll a planned replacement back until its ranks are ordered to switch."""
     return await decision.make(cancel, body.note, required=False)
 
 

@@ -74,9 +74,10 @@ class CheckName(str, Enum):
     STOP_SWITCH = "stop_switch"
     LAYOUT = "layout"
     APPROVAL = "approval"
-    VERIFIED = "verified"  # this one and the next three: only without a person
+    VERIFIED = "verified"  # this one and the next four: only without a person
     BLAST_RADIUS = "blast_radius"
     CIRCUIT_BREAKER = "circuit_breaker"
+    FLEET_BREAKER = "fleet_breaker"  # of all jobs of the cluster
     RATE_LIMIT = "rate_limit"
     FENCE = "fence"  # the end of what leaves can be proven
     SETTLED = "settled"  # the fault is what it looks like
@@ -207,6 +208,8 @@ class LimitsRead(ReadModel):
     per_hour_max: int | None
     failures_max: int | None
     breaker_s: float | None
+    fleet_failures_max: int | None
+    fleet_s: float | None
     no_progress_max: int | None
     transient_max: int | None
     transient_s: float | None
@@ -233,6 +236,8 @@ class LimitsWrite(WriteModel):
     per_hour_max: Count = None
     failures_max: Count = None
     breaker_s: Seconds = None
+    fleet_failures_max: Count = None
+    fleet_s: Seconds = None
     no_progress_max: Count = None
     transient_max: Count = None
     transient_s: Seconds = None

@@ -14,6 +14,7 @@ from paceline.api.errors import (
     NotFound,
     ObservedOnly,
     StaleVersion,
+    SwitchOrdered,
     VersionRequired,
 )
 from paceline.api.repair.checks import OPEN, Facts, build_checks, build_places
@@ -57,6 +58,7 @@ from paceline.store.repositories.repair import MEMBERS_MAX, ActionFilter, Repair
 from paceline.store.sequence import lock_name
 
 PROPOSAL_S = 900.0
+PREPARED = "prepared"  # the remediator's name for a replacement that gets ready in the background
 EARLIER_MAX = 20  # recoveries that the expected pause is the median of
 SUPPORT_ORDER = (Support.REFUSED, Support.EXPERIMENTAL, Support.VERIFIED)
 
@@ -120,9 +122,19 @@ async def decide(
 async def cancel(
     session: AsyncSession, services: Services, caller: Caller, row: RepairAction, note: str
 ) -> None:
-    """Ask that a proposal is dropped, or that a planned replacement is rolled back while it is prepared."""
+    """Ask that a proposal is dropped, or that a planned replacement is rolled back while it is prepared.
+
+    SwitchOrdered where the ranks were told to switch at their next step: some may have done it, and half a
+    job that has switched is worse than either. ActionNotOpen for everything else that has begun or is over.
+    """
     is_open = row.status in OPEN
-    is_planned = row.kind == RepairKind.PLANNED_SWAP.value and row.status == ActionStatus.DISPATCHED.value
+    is_under_way = ActionStatus(row.status).is_under_way
+    is_planned = row.kind == RepairKind.PLANNED_SWAP.value and is_under_way
+    if is_planned and row.reason != PREPARED:
+        raise SwitchOrdered(
+            f"the action is {row.status} ({row.reason}): its ranks were ordered to switch to generation "
+            f"{row.generation}; what fails in it is repaired as a loss"
+        )
     if not (is_open or is_planned):
         raise ActionNotOpen(
             f"the action is {row.status}: what has begun to replace a lost rank runs to its end"

@@ -22,6 +22,7 @@ MEMBERS_MAX = 8192  # of one attempt, standbys included
 PHASES_MAX = 20_000
 UPSERT_ROWS_MAX = 100
 NAMES_MAX = 1000
+ENDED_MAX = 1000
 NO_RUN = -1
 After = tuple[datetime, str] | None
 
@@ -140,6 +141,19 @@ class RepairRepository:
             .execution_options(populate_existing=True)
         )
         return (await self._session.scalars(query)).all()
+
+    async def ended_since(self, at: datetime, ignored: Sequence[str]) -> Sequence[RepairAction]:
+        """Repairs of all jobs that were proposed since `at` and have failed or succeeded, the newest first,
+        at most ENDED_MAX. Without captures, what was given up from the start, and the reasons `ignored`."""
+        query = (
+            select(RepairAction)
+            .where(RepairAction.created_at >= at, RepairAction.status.in_(["failed", "succeeded"]))
+            .where(RepairAction.kind.not_in(["stack_capture", "fallback"]))
+            .where(RepairAction.reason.not_in(ignored))
+            .order_by(RepairAction.created_at.desc())
+            .limit(ENDED_MAX)
+        )
+        return (await self._session.scalars(query.execution_options(populate_existing=True))).all()
 
     # ------------------------------------------------------------------ recoveries
 
