@@ -79,6 +79,7 @@ def test_who_has_finished_ends_the_rebuilding(rig: Rig) -> None:
     step = rig.tick(10)
     (over,) = [effect.action for effect in step.effects if isinstance(effect, Closed)]
     assert (over.status, over.reason) == (ActionStatus.FAILED, Reason.FINISHED_IN_ORDER)
+    assert rig.job.failures == 0, "nothing has failed: its breaker counts repairs"
     assert kinds(rig) == [CommandKind.REBUILD]
 
 

@@ -51,17 +51,46 @@ def kinds(rig: Rig) -> list[CommandKind]:
     return [order.kind for order in rig.sent]
 
 
-@pytest.mark.parametrize("ordered", [False, True], ids=["prepared", "switch-ordered"])
 @pytest.mark.parametrize("name", ["m1", "m2"], ids=["stays", "leaves"])
-def test_a_stop_supersedes_what_nobody_has_switched_to(rig: Rig, ordered: bool, name: str) -> None:
+def test_a_stop_that_lasts_supersedes_what_is_prepared(rig: Rig, name: str) -> None:
     slow(rig)
-    if ordered:
-        order_switch(rig)
-    over = closed(rig.feed(stopped(rig, name)))
+    assert rig.feed(stopped(rig, name)).reason is Reason.ALREADY_UNDER_WAY
+    assert not rig.tick(3.9).effects
+    over = closed(rig.tick(0.2))
     assert (over.status, over.reason) == (ActionStatus.ROLLED_BACK, Reason.SUPERSEDED)
     assert rig.sent[-1].kind is CommandKind.CANCEL
     assert rig.tick(4.1).reason is Reason.FENCE
     assert rig.sent[-1].members == (name,)
+
+
+def test_a_short_stop_costs_nothing_that_is_prepared(rig: Rig) -> None:
+    slow(rig)
+    rig.feed(stopped(rig, "m1"))
+    rig.tick(0.1)
+    rig.feed(stopped(rig, "m1", resumed=True))
+    assert not rig.tick(10).effects
+    assert (rig.job.state, rig.job.later) == (RepairState.PREPARING, ())
+
+
+def test_what_comes_after_the_order_to_switch_follows_it(rig: Rig) -> None:
+    """Who has switched is not known before the reports are read."""
+    slow(rig)
+    order_switch(rig)
+    sent = len(rig.sent)
+    assert rig.feed(judged(rig, RepairCause.HANG, 1)).reason is Reason.ALREADY_UNDER_WAY
+    assert rig.feed(NodeLost(rig.new_id(), rig.now_s, "n0")).reason is Reason.ALREADY_UNDER_WAY
+    assert rig.feed(stopped(rig, "m2")).reason is Reason.ALREADY_UNDER_WAY
+    assert len(rig.sent) == sent
+    rig.finish()
+    assert rig.job.later == ()
+
+
+@pytest.mark.parametrize("cause", [RepairCause.HARDWARE, RepairCause.HANG])
+def test_what_needs_a_person_supersedes_nothing(rig: Rig, cause: RepairCause) -> None:
+    rig.by_cause[cause] = Policy(RepairMode.APPROVE)
+    slow(rig)
+    assert rig.feed(judged(rig, cause, 1)).reason is Reason.ALREADY_UNDER_WAY
+    assert rig.job.state is RepairState.PREPARING
 
 
 def test_a_lost_node_supersedes_what_is_prepared(rig: Rig) -> None:
@@ -103,14 +132,27 @@ def test_what_is_only_observed_supersedes_nothing(rig: Rig) -> None:
     assert rig.job.state is RepairState.PREPARING
 
 
-def test_a_stop_after_the_switch_follows_it(rig: Rig) -> None:
-    slow(rig)
-    order_switch(rig)
-    rig.phase("m0", RecoveryPhase.RENDEZVOUS)
-    assert rig.feed(stopped(rig, "m1")).reason is Reason.ALREADY_UNDER_WAY
-    rig.finish()
+def test_a_stop_after_its_first_step_follows_the_recovery(rig: Rig) -> None:
+    rig.kill("m1")
+    assert rig.job.action is not None
+    names = [seat.member for seat in rig.job.action.seats]
+    rig.phase("m2", RecoveryPhase.FIRST_STEP)
+    rig.now_s += 0.1
+    assert rig.feed(stopped(rig, "m2")).reason is Reason.ALREADY_UNDER_WAY
+    for name in names:
+        if name != "m2":
+            rig.phase(name, RecoveryPhase.FIRST_STEP)
     assert rig.tick(4.1).reason is Reason.FENCE
-    assert rig.sent[-1].members == ("m1",)
+    assert rig.sent[-1].members == ("m2",)
+
+
+def test_a_stop_before_its_first_step_is_over_though_nobody_said_so(rig: Rig) -> None:
+    rig.kill("m1")
+    rig.feed(stopped(rig, "m2"))
+    rig.now_s += 0.1
+    rig.finish()
+    rig.tick(10)
+    assert kinds(rig) == [CommandKind.REBUILD]
 
 
 def test_a_stop_that_ends_before_the_recovery_does_is_forgotten(rig: Rig) -> None:

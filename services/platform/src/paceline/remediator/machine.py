@@ -173,6 +173,7 @@ def _phase(job: JobRepair, event: PhaseDone, world: World) -> Step:
     reached = tuple(dict.fromkeys((*action.reached, event.member)))
     stepped = action.stepped
     if event.phase is RecoveryPhase.FIRST_STEP:
+        job = _without_past_stops(job, action, event)
         stepped = tuple(dict.fromkeys((*stepped, event.member)))
     action = replace(
         action, status=ActionStatus.OBSERVING, reached=reached, stepped=stepped,
@@ -185,6 +186,17 @@ def _phase(job: JobRepair, event: PhaseDone, world: World) -> Step:
         action = replace(action, reason=Reason.RESTORING, deadline_s=world.now_s + limits.restore_s)
         return Step(replace(job, state=RepairState.RESTORING, action=action), (), Reason.RESTORING)
     return Step(replace(job, action=action), (), Reason.NOTED)
+
+
+def _without_past_stops(job: JobRepair, action: Action, event: PhaseDone) -> JobRepair:
+    """A member that has made a step since its stop goes on, also where the word on that was lost."""
+    pids = {seat.child_pid for seat in action.seats if seat.member == event.member}
+    later = tuple(
+        one
+        for one in job.later
+        if not (isinstance(one, ProcessStopped) and one.pid in pids and one.at_s < event.at_s)
+    )
+    return replace(job, later=later)
 
 
 def _over(job: JobRepair, event: JobOver, world: World) -> Step:

@@ -470,7 +470,7 @@ def end(
     job: JobRepair, action: Action, status: ActionStatus, reason: Reason, state: RepairState, world: World
 ) -> Step:
     """The action is over with `status`."""
-    if status is ActionStatus.FAILED:
+    if status is ActionStatus.FAILED and reason is not Reason.FINISHED_IN_ORDER:
         job = replace(job, failures=job.failures + 1, failed_s=world.now_s)
     step = close(job, replace(action, status=status, reason=reason), state, world.now_s)
     return replace(step, reason=reason)

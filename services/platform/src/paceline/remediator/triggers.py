@@ -138,7 +138,7 @@ def _exit_under_way(job: JobRepair, action: Action, seat: Seat, world: World) ->
 def process_stopped(job: JobRepair, event: ProcessStopped, world: World) -> Step:
     """A stopped process is replaced like a dead one once it has stood for a while and its peers have not."""
     limits = world.policies.of(RepairCause.FROZEN).limits
-    seats = _trained_seats(job, world)
+    seats = _seats_of_both(job, world)
     seat = next((each for each in seats if each.rank == event.rank and each.child_pid == event.pid), None)
     if seat is None:
         return Step(job, (), Reason.OTHER_PROCESS)
@@ -153,13 +153,13 @@ def process_stopped(job: JobRepair, event: ProcessStopped, world: World) -> Step
         return withdraw(job, lambda one: one.cause is RepairCause.FROZEN and one.member == seat.member, world)
     if world.now_s - event.at_s > limits.event_s_max:
         return Step(job, (), Reason.STALE)
-    if not is_free_for(job, RepairCause.FROZEN, world):
-        return _keep(job, event)
+    if job.action is not None and job.action.status.is_under_way:
+        return _keep(job, event)  # also beside what is prepared, until the stop has lasted
     fault = Fault(
         event.id, RepairCause.FROZEN, RepairKind.SWAP, (seat,), f"rank {seat.rank} was stopped by a signal",
         world.now_s + limits.frozen_s,
     )  # fmt: skip
-    return _raise_instead(job, fault, world)
+    return raise_fault(job, fault, world)
 
 
 def node_lost(job: JobRepair, event: NodeLost, world: World) -> Step:
@@ -171,9 +171,9 @@ def node_lost(job: JobRepair, event: NodeLost, world: World) -> Step:
     if world.now_s - event.at_s > limits.event_s_max:
         return Step(job, (), Reason.STALE)
     found = {member.member for member in world.members if member.node == event.node and not member.left}
-    seats = tuple(seat for seat in _trained_seats(job, world) if seat.member in found)
+    seats = tuple(seat for seat in _seats_of_both(job, world) if seat.member in found)
     action = job.action
-    if not seats and action is not None and found & set(action.joiners) and is_planned_ahead(job, world):
+    if not seats and action is not None and found & set(action.joiners) and is_preparing(job):
         return roll_back(job, action, world, Reason.ROLLED_BACK)  # it stood by: nobody needs it
     if not seats:
         return Step(job, (), Reason.UNKNOWN_MEMBER)
@@ -186,23 +186,23 @@ def node_lost(job: JobRepair, event: NodeLost, world: World) -> Step:
     return _raise_instead(job, fault, world)
 
 
-def is_planned_ahead(job: JobRepair, world: World) -> bool:
-    """Whether a planned replacement is under way of which nobody has switched: training does not need it."""
-    action = job.action
-    return action is not None and action.status.is_under_way and is_not_begun(job, action, world)
+def is_preparing(job: JobRepair) -> bool:
+    """Whether a planned replacement is only prepared. Once the switch is ordered nobody can tell from here
+    who has switched: reports may be on their way, and what comes then follows it."""
+    return job.action is not None and job.action.status.is_under_way and job.state is RepairState.PREPARING
 
 
 def is_free_for(job: JobRepair, cause: RepairCause, world: World) -> bool:
     """Whether a fault may be proposed now: nothing is under way, or only what gives way to it. What is only
-    observed ends nothing."""
+    observed, or needs a person, ends nothing."""
     if job.action is None or not job.action.status.is_under_way:
         return True
-    return is_planned_ahead(job, world) and world.policies.of(cause).mode is not RepairMode.OBSERVE
+    return is_preparing(job) and world.policies.of(cause).mode is RepairMode.AUTO
 
 
 def _raise_instead(job: JobRepair, fault: Fault, world: World) -> Step:
     """Propose the fault, instead of a planned replacement that is only prepared."""
-    if job.action is None or not is_planned_ahead(job, world):
+    if job.action is None or not is_preparing(job):
         return raise_fault(job, fault, world)
     step = roll_back(job, job.action, world, Reason.SUPERSEDED)
     then = raise_fault(step.job, fault, world)
@@ -211,7 +211,13 @@ def _raise_instead(job: JobRepair, fault: Fault, world: World) -> Step:
 
 def _trained_seats(job: JobRepair, world: World) -> tuple[Seat, ...]:
     """Who trains now: while a replacement is only prepared, its leaver and not its joiner."""
-    return current_seats(job, world.members) if is_planned_ahead(job, world) else open_seats(job, world)
+    return current_seats(job, world.members) if is_preparing(job) else open_seats(job, world)
+
+
+def _seats_of_both(job: JobRepair, world: World) -> tuple[Seat, ...]:
+    """Who trains, before or after a switch that is ordered."""
+    leavers = () if job.action is None or is_preparing(job) else job.action.leavers
+    return (*_trained_seats(job, world), *leavers)
 
 
 def _keep(job: JobRepair, event: ProcessStopped | NodeLost) -> Step:
@@ -224,13 +230,18 @@ def _is_stop_of(one: ProcessStopped | NodeLost, event: ProcessStopped) -> bool:
 
 
 def follow(step: Step, world: World) -> Step:
-    """What came while an action was under way, once that is over."""
+    """What came while an action was under way, once that is over or gives way to it."""
     job, effects = step.job, step.effects
-    if not job.later or job.action is not None:
+    if not job.later:
         return step
+    if job.action is not None:
+        if not _has_lasted(job, world):
+            return step
+        over = roll_back(job, job.action, world, Reason.SUPERSEDED)
+        job, effects = over.job, (*effects, *over.effects)
     kept, job = job.later, replace(job, later=())
     if job.over or job.state is RepairState.FALLBACK:
-        return replace(step, job=job)
+        return Step(job, effects, step.reason)
     for event in kept:
         if isinstance(event, ProcessStopped):
             then = process_stopped(job, replace(event, at_s=world.now_s), world)
@@ -238,6 +249,14 @@ def follow(step: Step, world: World) -> Step:
             then = node_lost(job, replace(event, at_s=world.now_s), world)
         job, effects = then.job, (*effects, *then.effects)
     return Step(job, effects, step.reason)
+
+
+def _has_lasted(job: JobRepair, world: World) -> bool:
+    """Whether a stop has lasted so long that what is prepared gives way to its repair."""
+    if not is_preparing(job) or not is_free_for(job, RepairCause.FROZEN, world):
+        return False
+    since_s = world.known_s - world.policies.of(RepairCause.FROZEN).limits.frozen_s
+    return any(isinstance(one, ProcessStopped) and one.at_s <= since_s for one in job.later)
 
 
 def error(job: JobRepair, event: MemberError, world: World) -> Step:
@@ -313,7 +332,7 @@ def judged(job: JobRepair, event: Judged, world: World) -> Step:
         return Step(job, (), Reason.DUPLICATE) if is_known else _capture(known, event, world)
     seats = _blamed(job, event, world)
     action = job.action
-    may_wait = event.cause in (RepairCause.SLOW, RepairCause.HARDWARE) or not is_planned_ahead(job, world)
+    may_wait = event.cause in (RepairCause.SLOW, RepairCause.HARDWARE) or not is_preparing(job)
     if action is not None and may_wait and set(event.ranks) & {seat.rank for seat in action.leavers}:
         ranks = {seat.member for seat in action.leavers if seat.rank in event.ranks}
         grounds = tuple(
@@ -358,7 +377,7 @@ def _objection(job: JobRepair, event: Judged, seats: tuple[Seat, ...], world: Wo
         return Reason.ALREADY_REPAIRED
     if not seats:
         return Reason.UNKNOWN_MEMBER
-    if (event.planned and is_planned_ahead(job, world)) or not is_free_for(job, event.cause, world):
+    if (event.planned and is_preparing(job)) or not is_free_for(job, event.cause, world):
         return Reason.ALREADY_UNDER_WAY
     went_on = {name for name, at_s in job.thawed if seen_s <= at_s + THAWED_S} - set(job.frozen)
     if event.cause is RepairCause.FROZEN and {seat.member for seat in seats} <= went_on:

@@ -17,7 +17,7 @@ from paceline.contracts.recovery import Role, Support
 from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairMode, RepairState
 from paceline.contracts.schemas import dump_json
 from paceline.contracts.topics import COMMANDS
-from paceline.remediator.machine import decide
+from paceline.remediator.machine import FAULTS, decide
 from paceline.remediator.model import (
     Action,
     Capture,
@@ -99,7 +99,7 @@ async def apply(
         await repairs.count_in(job, attempt, counted.names, counted.job.run)
     before, state = state, await _overlay(repairs, counted.job, members, policies)
     pending = await _evidence_pending(session, state, event)
-    fleet = await _fleet(repairs, state, policies, now_s)
+    fleet = await _fleet(repairs, state, event, policies, now_s)
     step = decide(state, event, World(members, policies, now_s, pending, heard_s, fleet))
     step = replace(step, effects=(*counted.effects, *step.effects))
     if step.job != before or step.effects:
@@ -196,10 +196,13 @@ async def _evidence_pending(session: AsyncSession, state: JobRepair, event: Even
 
 
 async def _fleet(
-    repairs: RepairRepository, state: JobRepair, policies: Policies, now_s: float
+    repairs: RepairRepository, state: JobRepair, event: Event, policies: Policies, now_s: float
 ) -> tuple[RepairEnd, ...]:
-    """How the repairs of all jobs have ended of late; asked where something may be dispatched by itself."""
+    """How the repairs of all jobs have ended of late; asked where something may be dispatched by itself, so
+    not for the many words of a healthy job."""
     action = state.action
+    if action is None and not state.later and not isinstance(event, (*FAULTS, Judged)):
+        return ()
     gives_way = action is None or not action.status.is_under_way or action.kind is RepairKind.PLANNED_SWAP
     automatic = [policy for policy in policies.all if policy.mode is RepairMode.AUTO]
     if not gives_way or not automatic:
@@ -207,9 +210,9 @@ async def _fleet(
     since_s = now_s - max(policy.limits.fleet_s for policy in automatic) - ACTION_S_MAX
     ignored = [reason.value for reason in AT_ITS_END]
     return tuple(
-        RepairEnd(row.job, to_unix(row.ended_at), row.status == ActionStatus.FAILED.value)
-        for row in await repairs.ended_since(from_unix(since_s), ignored)
-        if row.ended_at is not None
+        RepairEnd(job, to_unix(ended_at), status == ActionStatus.FAILED.value)
+        for job, ended_at, status in await repairs.ended_since(from_unix(since_s), ignored)
+        if ended_at is not None
     )
 
 
@@ -219,7 +222,8 @@ def due_s(job: JobRepair, now_s: float) -> float | None:
     if action is None:
         return None
     if action.status.is_under_way:
-        return now_s + WAIT_S if action.lost_since_s else max(action.deadline_s, now_s)
+        soon = action.lost_since_s or (job.later and job.state is RepairState.PREPARING)
+        return now_s + WAIT_S if soon else max(action.deadline_s, now_s)
     waits = WAIT_S if action.reason in SOON or action.status is ActionStatus.APPROVED else IDLE_S
     return min(max(action.expires_s, now_s), now_s + waits)
 

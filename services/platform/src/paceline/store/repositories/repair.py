@@ -142,18 +142,22 @@ class RepairRepository:
         )
         return (await self._session.scalars(query)).all()
 
-    async def ended_since(self, at: datetime, ignored: Sequence[str]) -> Sequence[RepairAction]:
-        """Repairs of all jobs that were proposed since `at` and have failed or succeeded, the newest first,
-        at most ENDED_MAX. Without captures, what was given up from the start, and the reasons `ignored`."""
+    async def ended_since(
+        self, at: datetime, ignored: Sequence[str]
+    ) -> Sequence[tuple[str, datetime | None, str]]:
+        """Job, end and status of the repairs of all jobs that were proposed since `at` and have failed or
+        succeeded, the newest first, at most ENDED_MAX. Without captures, what was given up from the start,
+        and the reasons `ignored`."""
         query = (
-            select(RepairAction)
+            select(RepairAction.job, RepairAction.ended_at, RepairAction.status)
+            .where(RepairAction.ended_at.is_not(None))
             .where(RepairAction.created_at >= at, RepairAction.status.in_(["failed", "succeeded"]))
             .where(RepairAction.kind.not_in(["stack_capture", "fallback"]))
             .where(RepairAction.reason.not_in(ignored))
             .order_by(RepairAction.created_at.desc())
             .limit(ENDED_MAX)
         )
-        return (await self._session.scalars(query.execution_options(populate_existing=True))).all()
+        return (await self._session.execute(query)).tuples().all()
 
     # ------------------------------------------------------------------ recoveries
 
