@@ -157,7 +157,7 @@ class RepairRepository:
             .order_by(RepairAction.created_at.desc())
             .limit(ENDED_MAX)
         )
-        return (await self._session.execute(query)).tuples().all()
+        return [(job, ended_at, status) for job, ended_at, status in await self._session.execute(query)]
 
     # ------------------------------------------------------------------ recoveries
 
