@@ -223,6 +223,18 @@ async def test_an_older_generation_is_refused_here(
     assert report.generation == 9, "the remediator opens the next one above it"
 
 
+async def test_a_generation_counts_once_it_was_handed_on(
+    relay: Any, connect: Any, publisher: Any, eventually: Eventually
+) -> None:
+    """The supervisor says it only when its child is there."""
+    _, app = relay
+    await connect()
+    app.take(sign(replace(command(), id="cmd_newer", generation=5), KEY))
+    app.take(command())
+    (report,) = await eventually(lambda: publisher.values(RecoveryReport))
+    assert (report.outcome, report.message) == (OrderOutcome.REFUSED, "generation 4 is older than 5")
+
+
 async def test_what_is_to_be_killed_is_looked_at_before(
     relay: Any, connect: Any, publisher: Any, eventually: Eventually
 ) -> None:

@@ -351,10 +351,11 @@ class Supervisors:
 
     def _hand_over(self, guest: Guest, order: Order) -> None:
         hello = guest.hello
-        if order.kind is not OrderKind.FENCE and 0 < order.generation < hello.generation:
-            words = f"generation {order.generation} is older than {hello.generation}"
+        newest = max(hello.generation, guest.handed)
+        if order.kind is not OrderKind.FENCE and 0 < order.generation < newest:
+            words = f"generation {order.generation} is older than {newest}"
             self._on_result(
-                guest, OrderResult(order.id, hello.member, OrderOutcome.REFUSED, words, hello.generation)
+                guest, OrderResult(order.id, hello.member, OrderOutcome.REFUSED, words, newest)
             )
             return
         if CommandKind(order.kind.value) in GROUP_KINDS:
