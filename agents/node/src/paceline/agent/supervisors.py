@@ -354,9 +354,7 @@ class Supervisors:
         newest = max(hello.generation, guest.handed)
         if order.kind is not OrderKind.FENCE and 0 < order.generation < newest:
             words = f"generation {order.generation} is older than {newest}"
-            self._on_result(
-                guest, OrderResult(order.id, hello.member, OrderOutcome.REFUSED, words, newest)
-            )
+            self._on_result(guest, OrderResult(order.id, hello.member, OrderOutcome.REFUSED, words, newest))
             return
         if CommandKind(order.kind.value) in GROUP_KINDS:
             guest.handed = max(guest.handed, order.generation)
