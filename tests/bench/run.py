@@ -29,7 +29,8 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
     "judge": ["-m", "tests.bench.judge"],
     "recovery": ["tests/bench/recovery.py"],
     "repair_platform": ["-m", "tests.bench.repair_platform"],
-    "planned_switch": ["-m", "tests.bench.planned_switch"],
+    "planned_session": ["-m", "tests.bench.planned_session", "--connect-ms", "50"],
+    "planned_session_bare": ["-m", "tests.bench.planned_session"],
     **{
         f"demo_{fault}": ["-m", "paceline.contracts.cli", "demo", "--fault", fault, "--once", "--json"]
         for fault in FAULTS

@@ -369,7 +369,7 @@ def test_nothing_is_restored_while_the_copier_reads_the_live_tensors(job: Any) -
 def test_a_receiver_of_a_dead_generation_neither_seals_nor_clears_what_its_successor_opened() -> None:
     members = [Member(rank, f"127.0.0.1:{rank + 1}", f"d{rank}") for rank in range(2)]
     kept = Slots(Place.REPLICA, pinned=False)
-    old, new = (Generation(who(0), members, KEY, number, kept, lambda step: None) for number in (1, 2))
+    old, new = (Generation(0, members, KEY, number, kept, lambda step: None) for number in (1, 2))
     shard = who(1).shard(Part.OWN)
 
     class Link(Channel):

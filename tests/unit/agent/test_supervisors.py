@@ -319,3 +319,31 @@ async def test_a_rank_that_goes_on_elsewhere_is_no_end_of_the_job(
     supervisor.sock.close()
     await eventually(lambda: publisher.values(NodeRecord)[-1].left, deadline_s=30)
     assert {record.state for record in publisher.values(JobRecord)} == {JobState.STARTING}
+
+
+async def test_a_switch_that_is_cancelled_leaves_every_rank_where_it_was(relay: Any, connect: Any) -> None:
+    agent, app = relay
+    supervisor = await connect()
+    targets = {"targets": '["m2"]', "store": "h:1"}
+
+    async def order(kind: CommandKind, generation: int, *members: str) -> None:
+        rows = [Member(rank, name) for rank, name in enumerate(members)]
+        arguments = {**targets, "members": format_members(rows)}
+        sent = command(kind, generation=generation, id=f"cmd_{kind.value}-{generation}", arguments=arguments)
+        assert app.take(sent) is Answer.ACCEPT
+        assert (await supervisor.hear() or {})["kind"] == kind.value
+
+    await order(CommandKind.REBUILD, 4, "x", "y", "m2")
+    assert dict(agent.supervisors.moved()) == {"train": (0, 1)}
+    await order(CommandKind.SWITCH, 5, "x", "y", "z")
+    assert dict(agent.supervisors.moved()) == {"train": (0, 1, 2)}
+    await order(CommandKind.CANCEL, 5, "x", "y", "z")
+    assert dict(agent.supervisors.moved()) == {"train": (0, 1)}, "m2 is still here, and its end is the job's"
+    await order(CommandKind.SWITCH, 6, "x", "y", "z")
+    await supervisor.say(replace(HELLO, generation=6))
+    for _ in range(100):
+        if agent.supervisors._guests and next(iter(agent.supervisors._guests.values())).hello.generation == 6:
+            break
+        await asyncio.sleep(0.02)
+    await order(CommandKind.CANCEL, 6, "x", "y", "z")
+    assert dict(agent.supervisors.moved()) == {"train": (0, 1, 2)}, "it took place before"

@@ -1,8 +1,22 @@
 """What the controller of the testing kit decides."""
 
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from paceline.contracts.recovery import ChildExit, Role, SupervisorHello
+import pytest
+
+from paceline.contracts.recovery import (
+    ChildError,
+    ChildExit,
+    OrderOutcome,
+    OrderResult,
+    Role,
+    SupervisorHello,
+)
+from paceline.trainer.testing.controller import LocalController
 from paceline.trainer.testing.roster import (
     RETRIES_WITHIN_S,
     Known,
@@ -70,3 +84,76 @@ def test_the_third_transient_within_ten_minutes_is_permanent_and_the_third_in_a_
 def test_the_member_of_the_newest_generation_has_the_rank() -> None:
     old, new = known(2, dead=True, member="old"), known(2, member="new", generation=1)
     assert members_of([new, old], 4)[2] is new
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def led(tmp_path: Path) -> Iterator[tuple[LocalController, Clock]]:
+    """A controller of two ranks and a standby that was never started: its thread is the test's."""
+    clock = Clock()
+    controller = LocalController(tmp_path / "socket", 2, clock=clock)
+    for one in (known(0), known(1), known(-1, member="s")):
+        hello = replace(one.hello, child_pid=os.getpid())
+        controller._known[hello.member] = Known(hello)
+    yield controller, clock
+    controller._listener.close()
+
+
+def tell(controller: LocalController, *messages: Any) -> None:
+    for message in messages:
+        controller._take(-1, message)
+
+
+def look_later(led: tuple[LocalController, Clock]) -> list[str]:
+    """What the controller has begun by a moment later."""
+    controller, clock = led
+    clock.now_s += 1.0
+    controller._look()
+    return [event.kind for event in controller.events if event.kind in ("retry", "attempt", "rolled_back")]
+
+
+@pytest.fixture(autouse=True)
+def _no_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalController, "send", lambda *_: None)
+
+
+def test_an_error_after_a_switch_that_was_rolled_back_is_retried(led: Any) -> None:
+    controller, _ = led
+    controller.planned(1)
+    controller.cancel_planned()
+    tell(controller, ChildError("m0", 0, 7, "a transport error"))
+    assert look_later(led) == ["rolled_back", "retry"]
+
+
+def test_an_error_while_a_switch_is_prepared_is_retried(led: Any) -> None:
+    controller, _ = led
+    controller.planned(1)
+    tell(controller, ChildError("m0", 0, 7, "a transport error"))
+    assert look_later(led) == ["rolled_back", "retry"]
+
+
+def test_an_error_between_the_restored_state_and_the_first_step_is_another_attempt_at_once(led: Any) -> None:
+    controller, _ = led
+    tell(controller, ChildError("m0", 0, 7, "a transport error"))
+    assert look_later(led) == ["retry"]
+    first = controller._recovery
+    tell(controller, ChildError("m1", 1, 7, "it ends the old groups"))
+    assert look_later(led) == ["retry"], "before it has restored its answer says what has failed"
+    order = next(iter(first.orders))
+    tell(controller, OrderResult(order, "m1", OrderOutcome.DONE, "goes on", 1))
+    tell(controller, ChildError("m1", 1, 7, "its first step failed"))
+    assert look_later(led) == ["retry", "attempt"]
+    assert controller._recovery.attempt_no == 1
+
+
+def test_an_error_of_a_generation_before_is_none(led: Any) -> None:
+    controller, _ = led
+    controller.generation = controller._present = 3
+    tell(controller, ChildError("m0", 2, 7, "late"))
+    assert look_later(led) == []

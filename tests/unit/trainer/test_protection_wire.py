@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from paceline.trainer.protection.errors import WireError
-from paceline.trainer.protection.identity import Member, Place, ShardIdentity
+from paceline.trainer.protection.identity import Member, Place
 from paceline.trainer.protection.replica import Generation
 from paceline.trainer.protection.server import Server
 from paceline.trainer.protection.slots import NEVER, Slots
@@ -105,7 +105,7 @@ class Node:
         members = [Member(0, self.server.endpoint, "a"), Member(1, "127.0.0.1:9", "b")]
         self.kept = Slots(Place.REPLICA, pinned=False)
         self.generation = Generation(
-            ShardIdentity("job", 0),
+            0,
             members,
             KEY,
             generation,
@@ -113,6 +113,7 @@ class Node:
             lambda step: None,
             shard_bytes_max=1024,
         )
+        self.generation.enter()
         self.server.generation = self.generation
 
     def call(self, hello: dict[str, Any]) -> tuple[Channel, dict[str, Any]]:

@@ -45,6 +45,9 @@ class Control_:
     def tell(self, message: object) -> None:
         self.told.append(message)
 
+    def answer(self, *answer: object) -> None:
+        self.told.append(answer)
+
     def tell_state(self, state: object) -> None:
         pass
 
@@ -125,3 +128,31 @@ def test_what_is_no_end_of_a_generation_leaves_the_head_of_a_step(engine: Any) -
     member, _ = engine(outside=False)
     with pytest.raises(Ended), Session(member).step(3):
         pass
+
+
+class Part:
+    """A planned replacement that others count on."""
+
+    over = False
+    switch_order = None
+    order = order(5)
+
+    def __init__(self) -> None:
+        self.let = False
+
+    def cancel(self, why: str, unless_bound: bool) -> bool:
+        return False
+
+    def let_go(self) -> None:
+        self.let = True
+
+
+def test_a_switch_that_others_count_on_is_dropped_by_a_recovery_and_not_by_another_one(engine: Any) -> None:
+    member, _ = engine(outside=False)
+    part = member._part = Part()
+    assert not member._forget_part("another one is prepared")
+    assert member._part is part
+    assert not part.let
+    assert member._forget_part("a recovery begins", is_broken=True)
+    assert member._part is None
+    assert part.let

@@ -17,11 +17,19 @@ def order(joiner: str = "s", members: tuple[str, ...] = ("a", "s", "c"), generat
     return Order("o", OrderKind.PREPARE, generation, 0, 4e9, arguments)
 
 
+class Protection:
+    def __init__(self) -> None:
+        self.dropped: list[int] = []
+
+    def drop(self, generation: int) -> None:
+        self.dropped.append(generation)
+
+
 def replacement(me: str, rank: int) -> Replacement:
     def nothing(*_: object) -> None:
         pass
 
-    return Replacement(order(), me, rank, cast(Any, None), cast(Any, None), nothing, nothing)
+    return Replacement(order(), me, rank, cast(Any, None), cast(Any, Protection()), nothing, nothing)
 
 
 def test_everybody_finds_its_part_and_the_same_plan() -> None:
@@ -74,3 +82,12 @@ def test_a_cancellation_before_the_agreement_drops_it_and_after_it_is_a_vote() -
     assert not late.cancel()
     assert not late.over
     assert not late.is_ready, "its vote at the boundary is against it"
+
+
+def test_one_that_gives_way_to_another_does_so_only_before_it_is_bound() -> None:
+    free, bound = replacement("a", 0), replacement("a", 0)
+    assert free.cancel("another one is prepared", unless_bound=True)
+    assert free.over
+    bound._hold = 5
+    assert not bound.cancel("another one is prepared", unless_bound=True)
+    assert bound.is_ready, "its vote is what it was"

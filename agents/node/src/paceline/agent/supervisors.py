@@ -46,7 +46,7 @@ from paceline.runtime.logging import get_logger
 
 ORDER_KINDS = frozenset(CommandKind(kind.value) for kind in OrderKind)
 GROUP_KINDS = (CommandKind.REBUILD, CommandKind.RETRY, CommandKind.SWITCH)
-ELSEWHERE_MAX = 64  # jobs
+SEATS_MAX = 64  # jobs
 KNOWN_MAX = 512  # ids of commands that were handed on
 STEP_EVERY_NS = 1_000_000_000  # a committed step alone is told so often
 TARGETS_MAX = 4096
@@ -65,6 +65,15 @@ class Guest:
     handed: int = 0  # the newest generation that it was ordered to build
     told: SupervisorHello | None = None
     told_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Ranks of a job that went to members on other nodes with `generation`, and those of before it."""
+
+    generation: int
+    elsewhere: tuple[int, ...]
+    before: tuple[int, ...]
 
 
 class Supervisors:
@@ -89,7 +98,7 @@ class Supervisors:
         self._owner_of = owner_of
         self._guests: dict[Connection, Guest] = {}
         self._known: deque[str] = deque(maxlen=KNOWN_MAX)
-        self._elsewhere: dict[str, list[int]] = {}  # bounded
+        self._seats: dict[str, Seats] = {}  # by job; bounded
         self._seen: dict[tuple[str, str], str] = {}  # (order, member) -> what was seen before a kill
         self._orphans: dict[tuple[str, str, str], Guest] = {}  # bounded
         self.stopping = False
@@ -105,9 +114,9 @@ class Supervisors:
         that its attempt had before its processes agreed on one."""
         return any(guest.hello.job == job for guest in self._guests.values())
 
-    def moved(self) -> Iterable[tuple[str, list[int]]]:
+    def moved(self) -> Iterable[tuple[str, tuple[int, ...]]]:
         """Jobs and the ranks of them that went to members on other nodes with the newest generation."""
-        return self._elsewhere.items()
+        return [(job, seats.elsewhere) for job, seats in self._seats.items()]
 
     # ------------------------------------------------------------------ what comes in
 
@@ -337,6 +346,8 @@ class Supervisors:
         return Answer.ACCEPT if present else Answer.NO_JOB
 
     def _note_seats(self, command: Command) -> None:
+        if command.kind is CommandKind.CANCEL:
+            self._keep_seats(command)
         if command.kind not in GROUP_KINDS:
             return
         try:
@@ -344,10 +355,27 @@ class Supervisors:
         except RecoveryMessageError:
             return  # the supervisors say what is wrong with it
         here = {guest.hello.member for guest in self._guests.values() if guest.hello.job == command.job}
-        self._elsewhere.pop(command.job, None)
-        self._elsewhere[command.job] = [one.rank for one in members if one.member not in here]
-        while len(self._elsewhere) > ELSEWHERE_MAX:
-            del self._elsewhere[next(iter(self._elsewhere))]
+        before = self._seats.pop(command.job, None)
+        if before is not None and before.generation >= command.generation:  # another try of the same one
+            known = before.before
+        else:
+            known = before.elsewhere if before is not None else ()
+        elsewhere = tuple(one.rank for one in members if one.member not in here)
+        self._seats[command.job] = Seats(command.generation, elsewhere, known)
+        while len(self._seats) > SEATS_MAX:
+            del self._seats[next(iter(self._seats))]
+
+    def _keep_seats(self, command: Command) -> None:
+        """A switch that does not take place: all stay where they were, unless somebody is there already."""
+        seats = self._seats.get(command.job)
+        if seats is None or seats.generation != command.generation:
+            return
+        if all(
+            guest.hello.generation < command.generation
+            for guest in self._guests.values()
+            if guest.hello.job == command.job
+        ):
+            self._seats[command.job] = Seats(command.generation - 1, seats.before, seats.before)
 
     def _hand_over(self, guest: Guest, order: Order) -> None:
         hello = guest.hello

@@ -97,6 +97,7 @@ class Protector:
         self._copier = Copier(self.guard.trip)
         self._server = Server(host)
         self._generation: Generation | None = None
+        self._coming: Generation | None = None  # prepared, while the present one goes on
         self._members: Sequence[Member] = ()
         self._changed = threading.Condition()
         self._copying = False  # live tensors are being read
@@ -172,15 +173,51 @@ class Protector:
         self._peers.clear()
         restored = self.history[-1][1] if self.history else NEVER
         held = restored if held is None else held
-        current = Generation(
-            identity, members, key, generation, self.kept, self._note_commit, held, self._compare
-        )
+        prepared = self._take_coming(generation)
+        current = prepared or self._make(identity.rank, members, key, generation)
         self._generation = self._server.generation = current
-        current.start()
+        current.enter(held)
+        if prepared is None:
+            current.start()
         newest = self.own.at(self.own.newest(), identity.shard(Part.OWN))
         self._captured = newest.record.step if newest is not None and newest.record is not None else NEVER
         if newest is not None:
             current.offer(newest)
+
+    def prepare(
+        self, rank: int, members: Sequence[Member], key: bytes, generation: int, limit_s: float
+    ) -> bool:
+        """Connect the ring of a generation that may come, while the present one goes on; from any thread.
+
+        `join` of that generation finds it. False where a peer was not reached within `limit_s`, and where the
+        key is not the present one's: nothing is prepared then.
+        """
+        self.drop(self._coming.number if self._coming is not None else NEVER)
+        if self._generation is not None and self._generation.key != key:
+            return False
+        self._coming = self._server.coming = coming = self._make(rank, members, key, generation)
+        coming.start()
+        if coming.await_links(limit_s):
+            return True
+        self.drop(generation)
+        return False
+
+    def drop(self, generation: int) -> None:
+        """What was prepared for `generation` is not needed; nothing where something else is prepared."""
+        coming = self._take_coming(generation)
+        if coming is not None:
+            coming.close()
+
+    def _take_coming(self, generation: int) -> Generation | None:
+        with self._changed:
+            coming = self._coming
+            if coming is None or coming.number != generation:
+                return None
+            self._coming = self._server.coming = None
+            return coming
+
+    def _make(self, rank: int, members: Sequence[Member], key: bytes, generation: int) -> Generation:
+        return Generation(rank, members, key, generation, self.kept, self._note_commit, self._compare)
 
     def leave(self) -> None:
         """End the traffic of the current generation; copies stay."""
@@ -192,6 +229,8 @@ class Protector:
         for hook in self._hooks:
             hook.remove()
         self.leave()
+        if self._coming is not None:
+            self.drop(self._coming.number)
         self._server.close()
         self._copier.close()
 

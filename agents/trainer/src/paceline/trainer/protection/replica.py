@@ -9,14 +9,14 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.trainer.protection import ring, wire
 from paceline.trainer.protection.checksum import checksum
 from paceline.trainer.protection.commit import CommitTracker
 from paceline.trainer.protection.errors import WireError
-from paceline.trainer.protection.identity import Member, Part, ShardIdentity
+from paceline.trainer.protection.identity import Member, Part
 from paceline.trainer.protection.memory import memory_of
 from paceline.trainer.protection.slots import NEVER, Slot, Slots
 from paceline.trainer.protection.wire import Channel
@@ -32,30 +32,31 @@ SHARD_BYTES_MAX = 64 << 30
 
 
 class Generation:
-    """One rank's part in one generation: whom it sends to, whom it keeps, and the tree of commits."""
+    """One rank's part in one generation: whom it sends to, whom it keeps, and the tree of commits.
+
+    `start` connects, also while another generation goes on; copies are taken from peers once it is entered.
+    """
 
     def __init__(
         self,
-        identity: ShardIdentity,
+        rank: int,
         members: Sequence[Member],
         key: bytes,
         number: int,
         kept: Slots,
         on_commit: Callable[[int], None],
-        restored: int = NEVER,
         on_equal: Callable[[int, str, str], None] = lambda step, shard, checksum: None,
         shard_bytes_max: int = SHARD_BYTES_MAX,
     ) -> None:
         ranks = [member.rank for member in members]
-        self.identity, self.key, self.number = identity, key, number
+        self.rank, self.key, self.number = rank, key, number
         self._endpoints = {member.rank: member.replica for member in members}
         self._held = ring.holders(members)
-        self._keeps = {rank for rank, holder in self._held.items() if holder == identity.rank}
+        self._keeps = {one for one, holder in self._held.items() if holder == rank}
         self._shard_bytes_max = shard_bytes_max
         self._kept = kept
-        # All members hold the restored step themselves, so of the kept copies one step before it is enough.
-        self._floor = restored - 1
-        self._tracker = CommitTracker(ranks, identity.rank, NEVER)
+        self._floor = NEVER
+        self._tracker = CommitTracker(ranks, rank, NEVER)
         self._lock = threading.Lock()
         self._on_commit, self._on_equal = on_commit, on_equal
         self._offers: queue.Queue[Slot | None] = queue.Queue(OFFERS_MAX)
@@ -63,6 +64,8 @@ class Generation:
         self._up: Channel | None = None
         self._open: list[Channel] = []
         self.closed = threading.Event()
+        self._entered = threading.Event()  # also once it is closed, so that nobody waits for it any more
+        self._linked: dict[str, threading.Event] = {}  # by what the link is for
         self.sending_s = 0.0  # of the last copy, its check by the keeper included
         self.refused_frames = 0
         self._threads: list[threading.Thread] = []
@@ -73,14 +76,29 @@ class Generation:
 
     def start(self) -> None:
         """Connect to the keeper and to the parent in the background."""
-        if self.identity.rank in self._held:
-            self._spawn(self._send_offers, "paceline-replica")
-        if self._tracker.parent is not None:
-            self._spawn(self._follow_parent, "paceline-commit")
+        links = (
+            ("replica", self.rank in self._held, self._send_offers),
+            ("commit", self._tracker.parent is not None, self._follow_parent),
+        )
+        self._linked = {role: threading.Event() for role, needed, _ in links if needed}
+        for role, needed, run in links:
+            if needed:
+                self._spawn(run, f"paceline-{role}")
+
+    def await_links(self, limit_s: float) -> bool:
+        """Whether this rank has reached its keeper and its parent within `limit_s`."""
+        until_s = time.monotonic() + limit_s
+        return all(link.wait(max(0.0, until_s - time.monotonic())) for link in self._linked.values())
+
+    def enter(self, restored: int = NEVER) -> None:
+        """Take part from now on. `restored`: a step that every member holds a copy of itself, so that of the
+        kept copies one step before it is enough."""
+        self._floor = restored - 1
+        self._entered.set()
 
     def offer(self, slot: Slot) -> None:
         """This rank's own copy is sealed: send what is its alone, and count it when it is kept."""
-        if self.identity.rank not in self._held:
+        if self.rank not in self._held:
             self._acknowledge(slot.record.step if slot.record else NEVER)
             return
         try:
@@ -91,6 +109,7 @@ class Generation:
     def close(self) -> None:
         """End all connections and threads of this generation; what is sealed stays."""
         self.closed.set()
+        self._entered.set()
         for channel in list(self._open):  # whoever holds the lock may stand in one of them
             channel.close()
         with self._lock:
@@ -102,9 +121,8 @@ class Generation:
         except queue.Full:
             pass
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: Channel, hello: Mapping[str, Any]) -> None:
         """A peer connected to this rank's server: serve it until it leaves. Raises OSError, WireError."""
-        hello = channel.receive()
         role, rank = wire.text(hello, "role"), wire.number(hello, "rank")
         theirs = wire.number(hello, "generation")
         if theirs != self.number or self.closed.is_set():
@@ -137,6 +155,9 @@ class Generation:
         while not self.closed.is_set():
             header = channel.receive()
             self._refuse_other_generations(header)
+            self._entered.wait()  # a peer is there a moment before this rank
+            if self.closed.is_set():
+                return
             step, shard = wire.number(header, "step"), wire.text(header, "shard")
             wanted = wire.text(header, "checksum")
             if header.get("set"):
@@ -184,7 +205,7 @@ class Generation:
             raise WireError(f"a frame of generation {header['generation']}, here it is {self.number}")
 
     def _send_offers(self) -> None:
-        endpoint = self._endpoints[self._held[self.identity.rank]]
+        endpoint = self._endpoints[self._held[self.rank]]
         pending: Slot | None = None
         while not self.closed.is_set():
             channel, ask = self._connect(endpoint, "replica"), True
@@ -314,6 +335,8 @@ class Generation:
         try:
             channel = Channel(sock, self.key, is_client=True, handshake_s=HANDSHAKE_S)
             channel.send({"role": role, "rank": self.identity.rank, "generation": self.number})
+            channel = Channel(sock, self.key, is_client=True)
+            channel.send({"role": role, "rank": self.rank, "generation": self.number})
             if channel.receive().get("kind") != "welcome":
                 sock.close()
                 return None
@@ -322,6 +345,7 @@ class Generation:
             sock.close()
             raise
         self._remember(channel)
+        self._linked[role].set()
         return channel
 
     def _remember(self, channel: Channel) -> None:

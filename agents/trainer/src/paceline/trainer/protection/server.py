@@ -1,4 +1,4 @@
-"""The replica server of a process: it outlives the generations and hands each peer to the current one."""
+"""The replica server of a process: it outlives the generations and hands each peer to its own."""
 
 import logging
 import socket
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from paceline.trainer.protection import wire
 from paceline.trainer.protection.errors import WireError
 from paceline.trainer.protection.replica import HANDSHAKE_S, Generation
 from paceline.trainer.protection.slots import Slots
@@ -18,7 +19,8 @@ ACCEPT_PAUSE_S = 0.1
 
 
 class Server:
-    """Listens for the whole life of the process, and hands each peer to the current generation.
+    """Listens for the whole life of the process, and hands each peer to its generation: the current one or
+    the one that is being prepared.
 
     `host` is where others reach this machine. Where that is no address of this machine (a name or an address
     that something in between translates) it listens on all: who has no key is refused anyway.
@@ -30,6 +32,7 @@ class Server:
         self._closed = threading.Event()
         self.endpoint = f"{host}:{self._listener.getsockname()[1]}"
         self.generation: Generation | None = None
+        self.coming: Generation | None = None  # has the same key
         self.refused_connections = 0
         self.failed_accepts = 0
         self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
@@ -63,11 +66,14 @@ class Server:
             ).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        generation = self.generation
+        known = [one for one in (self.generation, self.coming) if one is not None]
         try:
             sock.settimeout(HANDSHAKE_S)
-            if generation is not None:
-                generation.serve(Channel(sock, generation.key, is_client=False, handshake_s=HANDSHAKE_S))
+            if known:
+                channel = Channel(sock, known[0].key, is_client=False, handshake_s=HANDSHAKE_S)
+                hello = channel.receive()
+                number = wire.number(hello, "generation")
+                next((one for one in known if one.number == number), known[0]).serve(channel, hello)
         except ConnectionError:
             pass
         except (OSError, WireError) as error:

@@ -61,7 +61,11 @@ class Channel:
         self._sent += 1
         self._sock.sendall(HEAD.pack(MAGIC, len(text)) + text + mac)
         if body is not None:
-            self._sock.sendall(body)
+            self.send_body(body)
+
+    def send_body(self, body: memoryview) -> None:
+        """Bytes that a header has announced. Raises OSError."""
+        self._sock.sendall(body)
 
     def receive(self) -> dict[str, Any]:
         """The next header; its body, if any, must be read with `receive_into` before the next one.

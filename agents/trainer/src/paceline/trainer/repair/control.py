@@ -105,6 +105,18 @@ class Control:
         """An uncaught exception is on its way out."""
         self._send(encode_from_child(ChildDying()))
 
+    def flush(self, limit_s: float) -> bool:
+        """Whether the supervisor has taken all that was said, within `limit_s`; for a process that ends."""
+        until_s = self._clock() + limit_s
+        self._channel.flush()
+        while self._channel.waiting and self._channel.open:
+            left_s = until_s - self._clock()
+            if left_s <= 0:
+                return False
+            select.select([], [self._channel.fileno()], [], left_s)
+            self._channel.flush()
+        return not self._channel.waiting
+
     def _send(self, data: bytes) -> None:
         self._channel.send(data)
         if self._channel.waiting:

@@ -231,7 +231,7 @@ class Engine(Switching):
     def _recover(self, patient: bool = False) -> int:
         """Wait for the order, rebuild, restore; the step that is due. NotRepaired where nobody leads."""
         failure, self._failure = self._failure, None
-        self._forget_part("a recovery begins")
+        self._forget_part("a recovery begins", is_broken=True)
         if failure is None:
             self._failed_at_s = self._clock()
         if self.live:

@@ -62,6 +62,11 @@ class Protection:
     def replica(self) -> str:
         return self.protector.endpoint
 
+    @property
+    def host(self) -> str:
+        """The address at which others reach this process."""
+        return self.replica.rpartition(":")[0]
+
     def begin_step(self) -> None:
         self.protector.begin_step()
 
@@ -101,6 +106,14 @@ class Protection:
     def meet(self, group: Any) -> list[Member]:
         """All members at once, on a group that training does not use yet: everybody's replica server."""
         return self._meet(GroupExchange(group))
+
+    def prepare(self, rank: int, members: Sequence[Member], generation: int, limit_s: float) -> bool:
+        """Connect the ring of a generation that may come; `members` have met in `meet`. See `enter`."""
+        return self.protector.prepare(rank, members, self._key, generation, limit_s)
+
+    def drop(self, generation: int) -> None:
+        """It does not come."""
+        self.protector.drop(generation)
 
     def has_copy(self, step: int) -> bool:
         """Whether this rank's copy of the state after `step` is whole; waits for one in progress."""
@@ -148,7 +161,9 @@ class Protection:
         self.protector.finished = int(header["step"])
 
     def enter(self, rank: int, members: Sequence[Member], generation: int, step: int) -> None:
-        """Go on in a generation whose members have met before and all hold the state after `step`."""
+        """Go on in a generation whose members have met before and all hold the state after `step`, if only in
+        a copy that is not whole yet."""
+        self.protector.settle()
         self.protector.join(self._identity(rank), members, self._key, generation, held=step + 1)
 
     def _taken(self) -> Slot:

@@ -22,16 +22,15 @@ from paceline.trainer.switch import Member as Process
 from paceline.trainer.switch import Replacement as Leaver
 from paceline.trainer.switch import derive_topology, plan_switch
 from paceline.trainer.switch.agree import NO_BOUNDARY
-from paceline.trainer.switch.copies import CopyTransfer
-from paceline.trainer.switch.errors import PrepareFailed, SwitchCancelled
+from paceline.trainer.switch.confirming import confirm
+from paceline.trainer.switch.copies import Arriving, Leaving, connect, invite
+from paceline.trainer.switch.errors import PrepareFailed, SwitchCancelled, TransferFailed
 from paceline.trainer.switch.meeting import Meeting
-from paceline.trainer.switch.members import TAKE_OVER_WAIT_S, confirm
 from paceline.trainer.switch.planner import Role
-from paceline.trainer.switch.transfer import JOINER, LEAVER
 
 log = logging.getLogger("paceline")
 PREPARE_S_MAX = 300.0
-TRANSFER_S = 60.0  # of one message between leaver and joiner
+TAKE_OVER_WAIT_S = 600.0  # a prepared joiner waits so long for the others to become ready
 HOLD_S = 20.0  # that a proposed boundary is held until everybody has proposed one
 ARRIVE_S = 30.0  # until everybody has heard the order to switch; training goes on meanwhile
 LOOK_S = 0.001
@@ -102,32 +101,29 @@ class Replacement:
         if self.role is Role.STAYER and mine is not None and mine.rank != rank:
             raise ValueError(f"the order moves rank {rank} to {mine.rank}: ranks keep their place")
         self.prepared: Any = None
-        self.pair: CopyTransfer | None = None
+        self.leaving: Leaving | None = None  # the leaver's way to its joiner
         self.members: Sequence[Any] = ()  # of the new generation, as protection knows them
         self.switch_order: Order | None = None
         self.prepare_s = 0.0
-        self.taken: Mapping[str, Any] | None = None  # header of the leaver's copy, once it is here
-        self.step = NO_BOUNDARY  # after which it was taken
+        self.step = NO_BOUNDARY  # after which the leaver's state was taken, once it is on its way
         self.over = False
         self._groups, self._protection = groups, protection
         self._answer, self._wake, self._clock = answer, wake, clock
         self._limit_s = min(PREPARE_S_MAX, max(1.0, order.expires_unix_s - time.time()))
         self._lock = threading.Lock()
+        self._arriving: Arriving | None = None  # the joiner's way from its leaver
         self._meeting: Meeting | None = None
         self._cancelled = ""
         self._hold: int | None = None  # the boundary that was proposed
         self._decided = threading.Event()
         self._agreed = NO_BOUNDARY
         self._lost: BaseException | None = None
+        self._arrived = threading.Event()
+        self._taken: Mapping[str, Any] = {}  # header of the leaver's copy
 
     @property
     def size(self) -> int:
         return len(self.parts.members)
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether this process has said at which boundary it can switch: only all together can cancel now."""
-        return self._hold is not None and not self.over
 
     # the first phase
 
@@ -151,15 +147,18 @@ class Replacement:
         store, digest = self._connect(), self.parts.digest
         mine = f"l{self.rank}" if self.role is Role.LEAVER else f"m{self.rank}"
         self._meeting = Meeting(self._own(self._connect(), "switch"), self.parts.everybody, mine)
+        private, manifest = self._own(store, f"transfer/{self.rank}"), self._protection.manifest
         if self.role is Role.LEAVER:
-            self.pair = pair = self._pair(store, LEAVER)
-            pair.offer(digest)
+            self.leaving = leaving = connect(private, digest, manifest, self._limit_s)
+            leaving.offer()
             return
         refused: PrepareFailed | None = None
         if self.role is Role.JOINER:
-            self.pair = pair = self._pair(store, JOINER)
+            self._arriving = arriving = invite(
+                private, self._protection.host, digest, manifest, self._limit_s
+            )
             try:
-                pair.accept(digest)
+                arriving.accept()
             except PrepareFailed as error:
                 refused = error
         generation, attempt = number_of(self.epoch), self.epoch[1]
@@ -169,6 +168,8 @@ class Replacement:
         except PrepareFailed as error:
             raise refused or error from None
         self.members = self._protection.meet(next(iter(prepared.inner.values())))
+        if not self._protection.prepare(self.rank, self.members, generation, self._limit_s):
+            raise PrepareFailed(f"rank {self.rank} does not reach who keeps its copies in the new generation")
         self.prepared = prepared
 
     def _connect(self) -> Any:
@@ -176,18 +177,6 @@ class Replacement:
 
     def _own(self, store: Any, purpose: str) -> Any:
         return generation_store(store, f"{self._groups.job}/{purpose}", *self.epoch)
-
-    def _pair(self, store: Any, place: int) -> CopyTransfer:
-        """The group of leaver and joiner, apart from those of the job."""
-        group = self._groups.backend.build(
-            self._own(store, f"transfer/{self.rank}"),
-            place,
-            2,
-            number_of(self.epoch),
-            self._limit_s,
-            TRANSFER_S,
-        )
-        return CopyTransfer(group, place, self._protection.manifest, TRANSFER_S)
 
     # the second phase
 
@@ -233,16 +222,20 @@ class Replacement:
         self._decided.set()
 
     def _receive(self, order: Order) -> None:
-        pair, protection = self.pair, self._protection
+        arriving, protection = self._arriving, self._protection
         try:
-            if pair is None:
+            if arriving is None:
                 raise SwitchCancelled("it was dropped")
-            self.step, self.taken = pair.take(TAKE_OVER_WAIT_S, protection.room_for, protection.is_whole)
+            self.step, text = arriving.await_state(TAKE_OVER_WAIT_S)
+            self._wake()
+            self._taken = arriving.take(text, protection.room_for, protection.is_whole)
         except Exception as error:
-            called_off = isinstance(error, SwitchCancelled)
-            outcome = OrderOutcome.REFUSED if called_off else OrderOutcome.FAILED
-            self._give_up(order, outcome, f"{type(error).__name__}: {first_line(error)}")
-        self._wake()
+            self._lost = error
+            if self.step == NO_BOUNDARY:
+                called_off = isinstance(error, SwitchCancelled)
+                outcome = OrderOutcome.REFUSED if called_off else OrderOutcome.FAILED
+                self._give_up(order, outcome, f"{type(error).__name__}: {first_line(error)}")
+        self._arrived.set()
 
     # the training thread
 
@@ -263,6 +256,15 @@ class Replacement:
             raise BoundaryLost(f"no agreement on a boundary: {first_line(self._lost)}")
         return self._agreed == step
 
+    def await_copy(self, is_superseded: Callable[[], bool]) -> Mapping[str, Any]:
+        """The joiner's: the header of the leaver's copy, once all of it is here. TransferFailed."""
+        while not self._arrived.wait(LOOK_S):
+            if is_superseded():
+                raise TransferFailed("a newer generation begins")
+        if self._lost is not None:
+            raise TransferFailed(f"{type(self._lost).__name__}: {first_line(self._lost)}") from self._lost
+        return self._taken
+
     @property
     def is_ready(self) -> bool:
         """Whether nothing has come between since the agreement."""
@@ -270,22 +272,24 @@ class Replacement:
 
     def call_off(self, why: str) -> None:
         """All have decided at one boundary that it does not take place."""
-        if self.role is Role.LEAVER and self.pair is not None:
+        if self.leaving is not None:
             try:
-                self.pair.cancel()
-            except RuntimeError as error:
+                self.leaving.cancel()
+            except OSError as error:
                 log.warning("the joiner could not be told: %s", first_line(error))
         if self.switch_order is not None:
             self._give_up(self.switch_order, OrderOutcome.REFUSED, why)
 
     # the end
 
-    def cancel(self, why: str = "it was cancelled") -> bool:
-        """Forget it, from any thread; False where the agreement is on its way and others have to agree."""
+    def cancel(self, why: str = "it was cancelled", unless_bound: bool = False) -> bool:
+        """Forget it, from any thread. False where this process has said at which boundary it can switch: only
+        all together can cancel then, by its vote, which is against it now except with `unless_bound`."""
         with self._lock:
-            self._cancelled = self._cancelled or why
-            bound = self._hold is not None
-        if bound and not self.over:
+            bound = self._hold is not None and not self.over
+            if not (bound and unless_bound):
+                self._cancelled = self._cancelled or why
+        if bound:
             return False
         if self.switch_order is None:
             self.let_go()
@@ -294,6 +298,8 @@ class Replacement:
     def done(self) -> None:
         """It took place: the groups are in use, and what is not needed any more is closed later."""
         self.over, self.prepared = True, None
+        if self._arriving is not None:
+            self._arriving.close()
 
     def _give_up(self, order: Order, outcome: OrderOutcome, message: str) -> None:
         self._answer(order, outcome, message)
@@ -302,6 +308,11 @@ class Replacement:
     def let_go(self) -> None:
         """Drop what was prepared. Closing groups takes tens of ms: on a thread of its own."""
         self.over = True
-        held = [self.prepared, self.pair, self._meeting]
-        self.prepared = self.pair = self._meeting = None
+        for link in (self.leaving, self._arriving):
+            if link is not None:
+                link.close()
+        if self.role is not Role.LEAVER:
+            self._protection.drop(number_of(self.epoch))
+        held = [self.prepared, self._meeting]
+        self.prepared = self.leaving = self._arriving = self._meeting = None
         threading.Thread(target=held.clear, name="paceline-drop", daemon=True).start()

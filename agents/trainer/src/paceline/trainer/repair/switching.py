@@ -21,7 +21,7 @@ from paceline.trainer.repair.placing import Placing
 from paceline.trainer.repair.protecting import Protection
 from paceline.trainer.repair.replacement import BoundaryLost, Replacement
 from paceline.trainer.repair.wiring import Wiring
-from paceline.trainer.switch.agree import Ballot, Decision, Preparing
+from paceline.trainer.switch.agree import NO_BOUNDARY, Ballot, Decision
 from paceline.trainer.switch.planner import Role
 
 log = logging.getLogger("paceline")
@@ -29,6 +29,7 @@ STEPS_TIMED = 16
 AGREE_S = 0.05  # that an agreement on a boundary may take without a rank having to wait for it
 LEAD_STEPS_MAX = 50
 DIFFERENT_PLACES = "ranks hold different objects (Session.on_place): only a lost rank can be replaced there"
+LAST_WORDS_S = 2.0  # that a leaver waits for its supervisor to have heard how it ends
 
 
 @dataclass
@@ -81,15 +82,13 @@ class Switching(ABC):
             self._control.answer(order, OrderOutcome.DONE, "the vote at the boundary is against it")
 
     def _take_prepare(self, order: Order) -> None:
-        part = self._part
         if self._warming or (self.live and not self._member) or self._is_broken():
             self._control.answer(order, OrderOutcome.REFUSED, "this process is not ready for a switch")
-        elif part is not None and part.is_bound:
-            self._control.answer(order, OrderOutcome.REFUSED, "another switch is under way")
         elif not self.live and self.placing.differs:
             self._control.answer(order, OrderOutcome.REFUSED, DIFFERENT_PLACES)
+        elif not self._forget_part("another one is prepared"):
+            self._control.answer(order, OrderOutcome.REFUSED, "another switch is under way")
         else:
-            self._forget_part("another one is prepared")
             self._part = Replacement(
                 order, self._control.member, self.rank, self._groups, self._protection,
                 self._control.answer, self._control.wake, self._clock,
@@ -111,15 +110,20 @@ class Switching(ABC):
         steady_s = median(self._steps_s) if self._steps_s else 0.0
         return f"training stood still for {max(0.0, self._clock() - since_s - steady_s) * 1e3:.1f} ms"
 
-    def _forget_part(self, why: str) -> None:
-        """A recovery begins: whatever was prepared is for a generation that does not come."""
-        part, self._part = self._part, None
+    def _forget_part(self, why: str, is_broken: bool = False) -> bool:
+        """What was prepared is for a generation that does not come. False where others count on this
+        process's vote at a boundary, unless the generation in which all would vote `is_broken`."""
+        part = self._part
         if part is None:
-            return
-        if not part.over:
+            return True
+        was_over = part.over
+        if not part.cancel(why, unless_bound=not is_broken) and not is_broken:
+            return False
+        self._part = None
+        if not was_over:
             self._control.answer(part.switch_order or part.order, OrderOutcome.REFUSED, why)
-        part.cancel(why)
         part.let_go()
+        return True
 
     def _next_boundary(self) -> int:
         """The end of a step that is far enough away for everybody to have agreed by then."""
@@ -130,8 +134,9 @@ class Switching(ABC):
     def _is_superseded(self) -> bool:
         return self._control.newest(self._epoch) is not None or self._groups.ended
 
-    def _has_state(self) -> bool:
-        return self._part is not None and self._part.taken is not None and not self._part.over
+    def _has_place(self) -> bool:
+        """Whether a leaver's state is on its way to this process: the others are about to switch."""
+        return self._part is not None and self._part.step != NO_BOUNDARY and not self._part.over
 
     def _pass_boundary(self, step: int) -> int:
         """Between `step` and the next one, which is given back."""
@@ -154,16 +159,18 @@ class Switching(ABC):
         return self._recover() if self._is_broken() else step + 1
 
     def _vote(self, part: Replacement, step: int) -> bool:
-        """The last word, which all ranks hear alike: everybody is at this boundary, with a whole copy."""
+        """The last word, which all ranks hear alike: everybody is at this boundary, the leaver with a whole
+        copy of the step."""
         import torch
         import torch.distributed as dist
 
         is_covered = part.prepared is None or self._groups.is_covered(part.prepared)
-        is_ready = part.is_ready and is_covered and self._protection.has_copy(step)
+        is_ready = part.is_ready and is_covered
+        if part.role is Role.LEAVER:  # the copies of the others come to their end while its own travels
+            is_ready = is_ready and self._protection.has_copy(step)
         ballot = Ballot(self._size)
-        vote = ballot.vote(Preparing.READY if is_ready else Preparing.FAILED)
         # The script may have set other defaults.
-        total = torch.tensor([vote], dtype=torch.float32, device="cpu")
+        total = torch.tensor([ballot.vote(is_ready)], dtype=torch.float32, device="cpu")
         dist.all_reduce(total)
         decision = ballot.decide(float(total))
         if decision is not Decision.SWITCH:
@@ -196,26 +203,27 @@ class Switching(ABC):
 
     def _hand_over(self, part: Replacement, step: int) -> None:
         """The leaver's: its state goes to the joiner, and this process ends here, with status 0."""
-        assert part.pair is not None
+        assert part.leaving is not None
         assert part.switch_order is not None
         try:
-            part.pair.give(step, *self._protection.copy_of(step, self._rank))
+            part.leaving.give(step, *self._protection.copy_of(step, self._rank))
         except Exception as error:
             self._control.answer(part.switch_order, OrderOutcome.FAILED, f"{type(error).__name__}: {error}")
             self._groups.abort(self._groups.generation, f"the state did not reach the joiner: {error}")
             raise
+        self._control.answer(part.switch_order, OrderOutcome.DONE, f"has left after step {step}")
         sys.stdout.flush()
         sys.stderr.flush()
-        self._control.answer(part.switch_order, OrderOutcome.DONE, f"has left after step {step}")
+        self._control.flush(LAST_WORDS_S)
         os._exit(0)
 
     def _await_place(self) -> int:
         """A warm standby's: until a generation needs this process, planned or not; the step that is due."""
         while not self.live:
-            if self._control.await_newer(self._epoch, 1e9, self._has_state) is not None:
+            if self._control.await_newer(self._epoch, 1e9, self._has_place) is not None:
                 break
             part = self._part
-            if part is None or part.taken is None:
+            if part is None or not self._has_place():
                 break  # the supervisor is gone
             try:
                 return self._take_over(part)
@@ -226,18 +234,18 @@ class Switching(ABC):
     def _take_over(self, part: Replacement) -> int:
         """The joiner's: become what the leaver was, in the prepared groups; the step that is due."""
         started_s, step = self._clock(), part.step
-        assert part.taken is not None
         self._step_ended_s = started_s
         self._wired.forget_step()
         self._enter(part)
+        header = part.await_copy(lambda: self._control.newest(self._epoch) is not None)
         self._rank, self._size = part.rank, part.size
         self._wired.give_rank(self._rank)
-        self._protection.load(part.taken)
+        self._protection.load(header)
         self.live = self._member = True
         self._protection.enter(part.rank, part.members, self._number, step)
         self._send_phase(
             RecoveryPhase.OPTIMIZER, self._clock() - started_s, step + 1, 0,
-            sum(int(size) for _, _, size, _ in part.taken["parts"]), "the leaver's copy",
+            sum(int(size) for _, _, size, _ in header["parts"]), "the leaver's copy",
         )  # fmt: skip
         self._call(self.hooks.on_promote, self._rank)
         self._resume_in(part, step)

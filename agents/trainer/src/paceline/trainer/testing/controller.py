@@ -87,6 +87,7 @@ class LocalController:
         self._finished: set[int] = set()
         self._recovery: Recovery | None = None
         self._planned: Planned | None = None
+        self._present = generation  # in which the members train; `generation` may be one that never came
         self._suspect: tuple[float, str, str] | None = None
         self._transients = Transients()
         self._fruitless = 0
@@ -275,7 +276,12 @@ class LocalController:
         return False
 
     def _on_error(self, message: ChildError) -> None:
-        if message.generation == self.generation and self._recovery is None and self._suspect is None:
+        recovery = self._recovery
+        if recovery is not None:  # before the answer of a member it says with that what has failed
+            counts = message.generation == recovery.generation and message.member in recovery.restored
+        else:
+            counts = message.generation in (self.generation, self._present)
+        if counts and self._suspect is None:
             self._suspect = (self._clock() + SETTLE_S, message.member, message.message)
 
     def _on_result(self, message: OrderResult) -> None:
@@ -285,7 +291,9 @@ class LocalController:
         recovery = self._recovery
         if recovery is None or message.id not in recovery.orders:  # an answer to an earlier attempt is none
             return
-        if message.outcome is OrderOutcome.FAILED and recovery.sent:
+        if message.outcome is OrderOutcome.DONE:
+            recovery.restored.add(message.member)
+        elif message.outcome is OrderOutcome.FAILED and recovery.sent:
             if message.message.startswith("fallback:"):
                 self._fall_back(message.message)
             else:
@@ -302,7 +310,7 @@ class LocalController:
             recovery.stepped.add(message.rank)
             if len(recovery.stepped) == self._world_size:
                 self._note("resumed", message.member, recovery.plan)
-                self._recovery = None
+                self._recovery, self._present = None, recovery.generation
                 self._fruitless = 0
                 self._look_for_more()
 
@@ -312,6 +320,9 @@ class LocalController:
         if recovery is not None:
             if not recovery.sent and not recovery.fencing:
                 self._send_plan(recovery)
+            elif self._suspect is not None and now >= self._suspect[0]:
+                _, member, message = self._suspect
+                self._another_attempt(f"{member} failed before its first step: {message}")
             elif now > recovery.deadline_s:
                 self._another_attempt(f"not resumed within {self._phase_s:g} s")
         elif self._suspect is not None and now >= self._suspect[0]:
@@ -333,7 +344,7 @@ class LocalController:
         if planned.end != "resumed":
             self._roll_back(planned.end)
             return
-        self._planned = None
+        self._planned, self._present = None, planned.generation
         self._fruitless = 0
         self._note("resumed", planned.joiner, planned.plan)
         self._look_for_more()
@@ -397,6 +408,7 @@ class LocalController:
         if self._planned is not None and self._planned.reached:
             self._planned = None
         self._roll_back("a recovery begins")
+        self._suspect = None
         self._fruitless += 1
         if self._fruitless > FRUITLESS_MAX:
             plan = replace(plan, members=(), fallback=f"{FRUITLESS_MAX} generations in a row made no step")
@@ -415,8 +427,9 @@ class LocalController:
             self._send_plan(self._recovery)
 
     def _send_plan(self, recovery: Recovery) -> None:
+        self._suspect = None
         recovery.sent = True
-        recovery.stepped = set()
+        recovery.stepped, recovery.restored = set(), set()
         plan = recovery.plan
         arguments = {"store": plan.store, "members": format_members(plan.members), "reason": plan.reason}
         kind = OrderKind.RETRY if plan.retry else OrderKind.REBUILD

@@ -187,12 +187,12 @@ class RepairJob:
         for number in range(self._standbys):
             self.launch({ROLE_VARIABLE: "standby", "PACELINE_FAILURE_DOMAIN": f"s{number}"})
 
-    def launch(self, changes: Mapping[str, str]) -> "Process":
-        """One more supervisor with this environment."""
+    def launch(self, changes: Mapping[str, str], fork: bool = True) -> "Process":
+        """One more supervisor with this environment; without `fork` never out of the nursery."""
         log = self.folder / f"log-{len(self.processes)}"
         environment = {**self._environment, **changes}
         process: Process
-        if self._nursery is not None:
+        if self._nursery is not None and fork:
             process = self._nursery.start(log, environment, self.command)
         else:
             command = [

@@ -55,6 +55,7 @@ class Recovery:
     deadline_s: float
     sent: bool = False
     orders: set[str] = field(default_factory=set)  # of the newest attempt
+    restored: set[str] = field(default_factory=set)  # members that have answered it
     stepped: set[int] | None = None
 
 
