@@ -425,3 +425,52 @@ def test_the_replica_server_outlives_an_error_of_accept(monkeypatch: pytest.Monk
             assert peer.recv(1) == b"", "taken, and sent away: there is no generation yet"
     finally:
         server.close()
+
+
+def test_the_ring_of_a_prepared_generation_is_connected_while_the_present_one_trains(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = job(3)
+    running.train(1, 3)
+    members = running.members()
+    assert (
+        running.everyone(lambda each: each.protector.prepare(each.rank, members, KEY, 2, 20.0)) == [True] * 3
+    )
+    running.train(4, 6)
+
+    def refuse(*_: object) -> socket.socket:
+        raise AssertionError("a connection is made in the switch")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    running.settle()
+    held = {each.protector.own.newest() for each in running.ranks}
+    assert held == {6}
+    assert (
+        running.everyone(lambda each: each.protector.join(who(each.rank), members, KEY, 2, held=6))
+        == [None] * 3
+    )
+    running.train(7, 9)
+    running.settle()
+    assert [each.protector.committed() for each in running.ranks] == [9] * 3
+
+
+def test_what_was_prepared_and_does_not_come_is_forgotten(job: Callable[..., Job]) -> None:
+    running = job(3)
+    members = running.members()
+    running.everyone(lambda each: each.protector.prepare(each.rank, members, KEY, 2, 20.0))
+    coming = [each.protector._coming for each in running.ranks]
+    running.everyone(lambda each: each.protector.drop(1))
+    assert [each.protector._coming for each in running.ranks] == coming, "it is of another generation"
+    running.everyone(lambda each: each.protector.drop(2))
+    assert all(one is not None and one.closed.is_set() for one in coming)
+    running.train(1, 3)
+    running.settle()
+    assert [each.protector.committed() for each in running.ranks] == [3] * 3
+
+
+def test_a_ring_that_is_not_reached_is_not_prepared(job: Callable[..., Job]) -> None:
+    running = job(3)
+    alone = running.ranks[1].protector
+    assert not alone.prepare(1, running.members(), KEY, 2, 0.05), "the others do not prepare"
+    assert not alone.prepare(1, running.members(), b"other" * 8, 2, 0.05), "their key is another one"
+    running.train(1, 2)
