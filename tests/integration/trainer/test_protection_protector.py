@@ -474,3 +474,15 @@ def test_a_ring_that_is_not_reached_is_not_prepared(job: Callable[..., Job]) -> 
     assert not alone.prepare(1, running.members(), KEY, 2, 0.05), "the others do not prepare"
     assert not alone.prepare(1, running.members(), b"other" * 8, 2, 0.05), "their key is another one"
     running.train(1, 2)
+
+
+def test_a_rehearsal_changes_nothing_and_leaves_room_for_a_copy() -> None:
+    standby = Rank(0, replicas=2)
+    standby.step(1)
+    live = standby.fingerprint()
+    standby.protector.rehearse()
+    assert equal(standby.fingerprint(), live)
+    (first, _) = standby.protector.own.all
+    assert first.record is None, "nobody may take it for a copy of a step"
+    assert first.buffer(Part.SHARED).capacity > 0
+    standby.protector.close()

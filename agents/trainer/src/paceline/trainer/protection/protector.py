@@ -130,7 +130,7 @@ class Protector:
         ]
 
     def rehearse(self) -> None:
-        """In a standby: allocate and touch what copies need and run their code once; no copy stays.
+        """In a standby: allocate and touch what copies need, run their code and that of a load; no copy stays.
 
         Where it fails the first steps are slower: what keeps failing turns protection off there.
         """
@@ -148,6 +148,8 @@ class Protector:
             self._stream.copy(snapshot, slot)
             for part in Part:
                 checksum(slot.buffer(part).content())
+        first = self.own.all[0]
+        self.protected.load(first.buffer(Part.OWN).content(), first.buffer(Part.SHARED).content())
         for slot in self.kept.all:  # the neighbour's own part is about as large
             slot.buffer(Part.OWN).reserve(snapshot.ends[Part.OWN]).zero_()
 
