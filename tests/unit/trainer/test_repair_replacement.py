@@ -8,6 +8,7 @@ import pytest
 from paceline.contracts.recovery import Member, Order, OrderKind, format_members
 from paceline.trainer.repair.replacement import Replacement, parts_of
 from paceline.trainer.switch import PlanRefused
+from paceline.trainer.switch.errors import TransferFailed
 from paceline.trainer.switch.planner import Role
 
 
@@ -91,3 +92,13 @@ def test_one_that_gives_way_to_another_does_so_only_before_it_is_bound() -> None
     bound._hold = 5
     assert not bound.cancel("another one is prepared", unless_bound=True)
     assert bound.is_ready, "its vote is what it was"
+
+
+def test_a_joiner_says_that_the_state_did_not_arrive_and_waits_only_while_nobody_needs_it() -> None:
+    part = replacement("s", -1)
+    with pytest.raises(TransferFailed, match="newer generation"):
+        part.await_copy(lambda: True)
+    part._lost = ConnectionResetError("the peer closed the connection")
+    part._arrived.set()
+    with pytest.raises(TransferFailed, match="the peer closed"):
+        part.await_copy(lambda: False)
