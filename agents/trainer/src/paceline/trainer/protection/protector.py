@@ -130,7 +130,7 @@ class Protector:
         ]
 
     def rehearse(self) -> None:
-        """In a standby: allocate and touch what copies need, run their code and that of a load; no copy stays.
+        """In a standby: touch what copies need, run their code and that of a load once; no copy stays.
 
         Where it fails the first steps are slower: what keeps failing turns protection off there.
         """

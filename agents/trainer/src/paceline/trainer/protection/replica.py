@@ -334,8 +334,6 @@ class Generation:
         sock = socket.create_connection((host, int(port)), HANDSHAKE_S)
         try:
             channel = Channel(sock, self.key, is_client=True, handshake_s=HANDSHAKE_S)
-            channel.send({"role": role, "rank": self.identity.rank, "generation": self.number})
-            channel = Channel(sock, self.key, is_client=True)
             channel.send({"role": role, "rank": self.rank, "generation": self.number})
             if channel.receive().get("kind") != "welcome":
                 sock.close()

@@ -170,7 +170,7 @@ def invite(store: Any, host: str, digest: str, manifest: bytes, wait_s: float) -
 def _opened(sock: socket.socket, key: bytes, wait_s: float, is_client: bool) -> Channel:
     try:
         sock.settimeout(wait_s)
-        return Channel(sock, key, is_client)
+        return Channel(sock, key, is_client, handshake_s=wait_s)
     except BaseException:
         sock.close()
         raise
