@@ -28,6 +28,7 @@ from paceline.contracts.recovery import (
     parse_recovery,
 )
 from paceline.trainer.supervisor.channel import Channel
+from paceline.trainer.testing.faults import is_stopped
 from paceline.trainer.testing.planned import Planned, begin
 from paceline.trainer.testing.roster import (
     ATTEMPTS_MAX,
@@ -374,7 +375,7 @@ class LocalController:
     def _look_at_frozen(self, now: float) -> None:
         for rank, one in self._members().items():
             pid = one.hello.child_pid
-            if one.alive and _is_stopped(pid):
+            if one.alive and is_stopped(pid):
                 since = self._frozen.setdefault(one.hello.member, now)
                 if now - since >= self.frozen_s:
                     self._frozen.clear()
@@ -494,11 +495,3 @@ class LocalController:
         for fd, name in self._names.items():
             if name == member:
                 self._channels[fd].send(encode_recovery(order))
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
-    except (OSError, IndexError):
-        return False

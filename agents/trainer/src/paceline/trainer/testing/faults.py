@@ -72,3 +72,12 @@ def read_faults(environment: Mapping[str, str]) -> tuple[Fault, ...]:
         return tuple(Fault(**entry) for entry in json.loads(text))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{FAULTS_VARIABLE}: {error}") from error
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still, as after SIGSTOP."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
