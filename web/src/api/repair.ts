@@ -128,7 +128,9 @@ export function useDecision() {
 /** Whether an answer says that the action is no longer what was read. */
 export function isChanged(error: Error | null): boolean {
   if (!(error instanceof ApiError)) return false;
-  return error.status === 412 || error.code === "action_not_open" || error.code === "switch_ordered";
+  return (
+    error.status === 412 || error.code === "action_not_open" || error.code === "switch_ordered"
+  );
 }
 
 /** What a person without the scope is told; null for one who may decide. */
