@@ -40,9 +40,9 @@ describe("what would be done", () => {
     expect(verbsOf(DETAIL)).toEqual(["approvals", "rejections"]);
     expect(verbsOf({ ...DETAIL, status: "approved" })).toEqual(["cancellations"]);
     expect(verbsOf({ ...DETAIL, status: "dispatched" })).toEqual([]);
-    expect(verbsOf({ ...DETAIL, status: "dispatched", kind: "planned_swap" })).toEqual([
-      "cancellations",
-    ]);
+    const planned = { ...DETAIL, status: "dispatched", kind: "planned_swap" } as const;
+    expect(verbsOf({ ...planned, reason: "prepared" })).toEqual(["cancellations"]);
+    expect(verbsOf({ ...planned, reason: "switch" })).toEqual([]);
     expect(verbsOf({ ...DETAIL, cancel_requested: true })).toEqual([]);
   });
 
