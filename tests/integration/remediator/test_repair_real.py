@@ -1,5 +1,6 @@
 """A real DDP job on gloo, repaired through the whole platform in auto mode; nothing shows in the result."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -56,7 +57,8 @@ async def begin(
     store: Database,
     eventually: Eventually,
 ) -> AsyncIterator[Callable[..., Awaitable[RepairJob]]]:
-    """Starts a job beside a remediator in auto mode; its ranks train once all of them are registered."""
+    """Starts a job beside a remediator in auto mode. Its ranks train once all of them are registered and what
+    other jobs have left in the topics is read: a job that trains does not wait for that."""
     remediator = RemediatorApp(settings)
     await remediator.start()
     jobs: list[RepairJob] = []
@@ -66,6 +68,8 @@ async def begin(
         jobs.append(job)
         known = RANKS + standbys
         await eventually(lambda: has(standbys_ready(store, job.name, known), standbys), deadline_s=WAIT_S)
+        since_s = time.time()
+        await eventually(lambda: remediator.heard_s >= since_s, deadline_s=WAIT_S)
         job.open_gate()
         return job
 

@@ -116,6 +116,11 @@ class RemediatorApp:
     async def crashed(self) -> BaseException:
         return await first_crash(self._tasks, *self._consumers)
 
+    @property
+    def heard_s(self) -> float:
+        """Unix time: what was written to its topics before has been read; 0 before that is known."""
+        return self._hearing.heard_s
+
     def readiness(self) -> Readiness:
         for consumer in self._consumers:
             readiness = consumer.readiness()
