@@ -52,19 +52,31 @@ async def test_a_kill_is_repaired_through_the_topics(
         await remediator.stop()
 
 
-async def test_a_remediator_that_dies_during_a_swap_is_followed_by_one_that_ends_it(
-    settings: RemediatorSettings, crew: list[FakeSupervisor], store: Database, eventually: Eventually
-) -> None:
+async def leave_in_a_swap(
+    settings: RemediatorSettings,
+    crew: list[FakeSupervisor],
+    store: Database,
+    eventually: Eventually,
+    dead: int,
+) -> str:
+    """A remediator orders a rebuilding without `dead`, which nobody carries out yet, and is gone."""
     job = crew[0].hello.job
-    first = RemediatorApp(settings)
-    await first.start()
+    remediator = RemediatorApp(settings)
+    await remediator.start()
     await eventually(lambda: has(registered(store, job), 4), deadline_s=WAIT_S)
     for supervisor in crew:
         supervisor.mute = True
-    await crew[2].die()
+    await crew[dead].die()
     await eventually(lambda: bool(crew[3].orders), deadline_s=WAIT_S)
-    await first.stop()
+    await remediator.stop()
     assert await state_of(store, job) == "rebuilding"
+    return job
+
+
+async def test_a_remediator_that_dies_during_a_swap_is_followed_by_one_that_ends_it(
+    settings: RemediatorSettings, crew: list[FakeSupervisor], store: Database, eventually: Eventually
+) -> None:
+    job = await leave_in_a_swap(settings, crew, store, eventually, dead=2)
     for supervisor in crew:  # what nobody hears now waits in the topic
         supervisor.mute = False
     for supervisor in (crew[0], crew[1], crew[3]):
@@ -91,16 +103,7 @@ class Later(SystemClock):
 async def test_what_happened_while_no_remediator_ran_is_read_before_anything_is_late(
     settings: RemediatorSettings, crew: list[FakeSupervisor], store: Database, eventually: Eventually
 ) -> None:
-    job = crew[0].hello.job
-    first = RemediatorApp(settings)
-    await first.start()
-    await eventually(lambda: has(registered(store, job), 4), deadline_s=WAIT_S)
-    for supervisor in crew:
-        supervisor.mute = True
-    await crew[1].die()
-    await eventually(lambda: bool(crew[3].orders), deadline_s=WAIT_S)
-    await first.stop()
-    assert await state_of(store, job) == "rebuilding"
+    job = await leave_in_a_swap(settings, crew, store, eventually, dead=1)
     for supervisor in (crew[0], crew[2], crew[3]):  # the repair succeeds, and the job comes to its end
         supervisor.mute = False
         await supervisor.obey(supervisor.orders[-1])

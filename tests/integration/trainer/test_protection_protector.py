@@ -468,6 +468,17 @@ def test_what_was_prepared_and_does_not_come_is_forgotten(job: Callable[..., Job
     assert [each.protector.committed() for each in running.ranks] == [3] * 3
 
 
+def test_who_was_called_off_late_does_not_end_what_is_prepared_now(job: Callable[..., Job]) -> None:
+    running = job(3)
+    members = running.members()
+    running.everyone(lambda each: each.protector.prepare(each.rank, members, KEY, 3, 20.0))
+    coming = running.ranks[1].protector._coming
+    assert not running.ranks[1].protector.prepare(1, members, KEY, 2, 0.05)
+    assert running.ranks[1].protector._coming is coming
+    assert coming is not None
+    assert not coming.closed.is_set()
+
+
 def test_a_ring_that_is_not_reached_is_not_prepared(job: Callable[..., Job]) -> None:
     running = job(3)
     alone = running.ranks[1].protector

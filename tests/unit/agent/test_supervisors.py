@@ -340,6 +340,9 @@ async def test_a_switch_that_is_cancelled_leaves_every_rank_where_it_was(relay: 
     await order(CommandKind.CANCEL, 5, "x", "y", "z")
     assert dict(agent.supervisors.moved()) == {"train": (0, 1)}, "m2 is still here, and its end is the job's"
     await order(CommandKind.SWITCH, 6, "x", "y", "z")
+    late = {**targets, "members": format_members([Member(0, "m2")])}
+    app.take(command(CommandKind.REBUILD, generation=4, id="cmd_late", arguments=late))
+    assert dict(agent.supervisors.moved()) == {"train": (0, 1, 2)}, "it is of an older generation"
     await supervisor.say(replace(HELLO, generation=6))
     for _ in range(100):
         if agent.supervisors._guests and next(iter(agent.supervisors._guests.values())).hello.generation == 6:

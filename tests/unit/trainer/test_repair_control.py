@@ -1,5 +1,7 @@
 """What a training process says to its supervisor."""
 
+import fcntl
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -54,6 +56,21 @@ def test_a_supervisor_that_reads_nothing_is_not_waited_for_without_end(
     control, _ = link
     say_much(control)
     assert not control.flush(0.05)
+
+
+def test_a_process_with_many_files_open_hands_over_as_well(link: tuple[Control, socket.socket]) -> None:
+    """`select` would raise for such a descriptor, in a process that has left in order."""
+    control, _ = link
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 2048), before[1]))
+    try:
+        say_much(control)
+        with socket.socket(fileno=fcntl.fcntl(control._channel.fileno(), fcntl.F_DUPFD, 1500)) as high:
+            high.setblocking(False)
+            control._channel._sock = high
+            assert not control.flush(0.05)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_supervisor_that_is_gone_is_not_waited_for(link: tuple[Control, socket.socket]) -> None:

@@ -354,9 +354,12 @@ class Supervisors:
             members = parse_members(command.arguments.get("members", ""))
         except RecoveryMessageError:
             return  # the supervisors say what is wrong with it
+        before = self._seats.get(command.job)
+        if before is not None and before.generation > command.generation:
+            return  # a late one
+        self._seats.pop(command.job, None)  # the newest stand at the end
         here = {guest.hello.member for guest in self._guests.values() if guest.hello.job == command.job}
-        before = self._seats.pop(command.job, None)
-        if before is not None and before.generation >= command.generation:  # another try of the same one
+        if before is not None and before.generation == command.generation:  # another try of the same one
             known = before.before
         else:
             known = before.elsewhere if before is not None else ()

@@ -191,13 +191,19 @@ class Protector:
     ) -> bool:
         """Connect the ring of a generation that may come, while the present one goes on; from any thread.
 
-        `join` of that generation finds it. False where a peer was not reached within `limit_s`, and where the
-        key is not the present one's: nothing is prepared then.
+        `join` of that generation finds it. False where a peer was not reached within `limit_s`, where the key
+        is not the present one's, and where a newer one is prepared: nothing is prepared for it then.
         """
-        self.drop(self._coming.number if self._coming is not None else NEVER)
         if self._generation is not None and self._generation.key != key:
             return False
-        self._coming = self._server.coming = coming = self._make(rank, members, key, generation)
+        coming = self._make(rank, members, key, generation)
+        with self._changed:
+            older = self._coming
+            if older is not None and older.number > generation:
+                return False  # who was called off late does not end what is prepared now
+            self._coming = self._server.coming = coming
+        if older is not None:
+            older.close()
         coming.start()
         if coming.await_links(limit_s):
             return True
@@ -231,8 +237,9 @@ class Protector:
         for hook in self._hooks:
             hook.remove()
         self.leave()
-        if self._coming is not None:
-            self.drop(self._coming.number)
+        coming = self._coming
+        if coming is not None:
+            self.drop(coming.number)
         self._server.close()
         self._copier.close()
 

@@ -22,12 +22,11 @@ class Server:
     """Listens for the whole life of the process, and hands each peer to its generation: the current one or
     the one that is being prepared.
 
-    `host` is where others reach this machine. Where that is no address of this machine (a name or an address
-    that something in between translates) it listens on all: who has no key is refused anyway.
+    `host` is where others reach this machine.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        self._listener = _listen(host)
+        self._listener = wire.listen(host, CONNECTIONS_MAX)
         self._listener.settimeout(None)  # whatever default the script has set for its own sockets
         self._closed = threading.Event()
         self.endpoint = f"{host}:{self._listener.getsockname()[1]}"
@@ -82,15 +81,6 @@ class Server:
         finally:
             sock.close()
             self._room.release()
-
-
-def _listen(host: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, 0), family=family, backlog=CONNECTIONS_MAX)
-    except OSError as error:
-        log.warning("the replica server cannot listen on %s alone (%s), so it listens on all", host, error)
-        return socket.create_server(("", 0), family=family, backlog=CONNECTIONS_MAX)
 
 
 def settle(slots: Slots, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -10,6 +10,7 @@ limits of the checksum, as they could the training's own traffic, which is plain
 
 import hmac
 import json
+import logging
 import os
 import socket
 import struct
@@ -19,11 +20,23 @@ from typing import Any
 
 from paceline.trainer.protection.errors import WireError
 
+log = logging.getLogger("paceline.protection")
 MAGIC = b"PLP1"
 HEAD = struct.Struct("<4sI")
 NONCE_BYTES = 32
 MAC_BYTES = 32
 HEADER_BYTES_MAX = 64 << 10
+
+
+def listen(host: str, backlog: int) -> socket.socket:
+    """A listener that others reach at `host`. Where that is no address of this machine (a name or an address
+    that something in between translates) it listens on all: who has no key is refused anyway. OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, 0), family=family, backlog=backlog)
+    except OSError as error:
+        log.warning("nothing can listen on %s alone (%s), so it listens on all addresses", host, error)
+        return socket.create_server(("", 0), family=family, backlog=backlog)
 
 
 class Channel:

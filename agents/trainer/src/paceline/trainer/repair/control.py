@@ -113,7 +113,9 @@ class Control:
             left_s = until_s - self._clock()
             if left_s <= 0:
                 return False
-            select.select([], [self._channel.fileno()], [], left_s)
+            poller = select.poll()  # `select` takes no descriptor above 1023
+            poller.register(self._channel.fileno(), select.POLLOUT)
+            poller.poll(left_s * 1000)
             self._channel.flush()
         return not self._channel.waiting
 

@@ -160,7 +160,7 @@ def connect(store: Any, digest: str, manifest: bytes, wait_s: float) -> Leaving:
 def invite(store: Any, host: str, digest: str, manifest: bytes, wait_s: float) -> Arriving:
     """The joiner's: be found by the leaver on `store`, which nobody but the two reads. OSError."""
     key = secrets.token_bytes(KEY_BYTES)
-    with socket.create_server((host, 0), backlog=1) as listener:
+    with wire.listen(host, 1) as listener:
         listener.settimeout(wait_s)
         store.set("joiner", f"{host}:{listener.getsockname()[1]} {key.hex()}")
         sock, _ = listener.accept()
