@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.contracts.recovery import RecoveryPhase
 from paceline.trainer.testing import Fault, RepairJob, draw_fault
 from paceline.trainer.testing.job import RESULTS_VARIABLE, Nursery, assert_equal, free_port
 
@@ -45,7 +46,11 @@ def one_repair(
     nursery: Nursery, fault: Fault, ranks: int, words: Sequence[str], whole: Any
 ) -> dict[str, Any]:
     """Times of one recovery, in seconds, and what reached the joiner, in bytes; `different` compares the
-    result with the whole run's."""
+    result with the whole run's.
+
+    Phases are those of the slowest member, with one exception: `build` is the rendezvous of the member that
+    came last, so that nothing of it is waiting for others to come to the end of their step.
+    """
     with RepairJob([str(PROGRAM), *words], ranks, standbys=1, faults=[fault], nursery=nursery) as job:
         job.await_end()
         (killed_s,) = job.fault_times()
@@ -55,10 +60,12 @@ def one_repair(
         ordered = job.controller.of_kind("recovery")
         phases: dict[str, float] = defaultdict(float)
         moved: dict[str, int] = defaultdict(int)
+        met = [one.duration_ms / 1e3 for one in reports if one.phase is RecoveryPhase.RENDEZVOUS]
         for report in reports:
             name = report.phase.value
             phases[name] = max(phases[name], report.duration_ms / 1e3)
             moved[name] = max(moved[name], report.bytes)
+        phases["build"] = min(met)
         phases["detect"] = exits[0].at_s - killed_s
         phases["order"] = ordered[0].at_s - exits[0].at_s
         outcomes = job.outcomes()

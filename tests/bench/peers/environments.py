@@ -1,4 +1,7 @@
-"""Peers in virtual environments of their own below `.paceline/peers`, made where they are missing."""
+"""Peers in virtual environments of their own below `.paceline/peers`, made where they are missing.
+
+They may be moved with the tree.
+"""
 
 import subprocess
 import sys
@@ -33,7 +36,7 @@ def prepare(environment: str) -> str:
     uv = str(Path(sys.executable).parent / "uv")
     target = str(HOME / environment)
     install = [uv, "pip", "install", "-q", "--compile-bytecode", "--python", python_of(environment)]
-    for command in ([uv, "venv", "-q", "--clear", "--python", sys.executable, target],
+    for command in ([uv, "venv", "-q", "--clear", "--relocatable", "--python", sys.executable, target],
                     [*install, *PACKAGES[environment]]):  # fmt: skip
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S_MAX, check=False)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.trainer.protection import DuplicateName, Part, Protected, StateMismatch, UnprotectableState
 from paceline.trainer.protection.skeleton import decode, encode
+from tests.unit.trainer.captured import parts
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 KEYS = st.text() | st.integers() | st.booleans() | st.tuples(st.integers(), st.text())
@@ -65,18 +66,6 @@ class Thing:
 
     def load_state_dict(self, state: Any) -> None:
         self.state = state
-
-
-def parts(protected: Protected) -> dict[Part, Any]:
-    """Both parts of a capture, as the copier lays them out."""
-    from paceline.trainer.protection.copier import Stream, reserve
-    from paceline.trainer.protection.slots import Slot
-
-    snapshot, slot = protected.capture(), Slot(pinned=False)
-    snapshot.complete()
-    reserve(snapshot, slot)
-    Stream(on_device=False).copy(snapshot, slot)
-    return {part: slot.buffer(part).content().clone() for part in Part}
 
 
 @pytest.mark.needs_torch

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.trainer.protection.checksum import checksum
 from paceline.trainer.protection.identity import Part
-from paceline.trainer.protection.memory import copy_to_host, memory_of
+from paceline.trainer.protection.memory import copy_memory, copy_to_host, memory_of
 from paceline.trainer.protection.slots import Slot
 from paceline.trainer.protection.state import Snapshot
 
@@ -81,8 +81,11 @@ class Stream:
 
 def _copy(snapshot: Snapshot, slot: Slot) -> None:
     contents = {part: slot.buffer(part).content() for part in Part}
+    bases = {part: content.data_ptr() for part, content in contents.items()}
     for captured in snapshot.tensors:
-        if captured.bytes:
+        if captured.pointer:
+            copy_memory(bases[captured.part] + captured.offset, captured.pointer, captured.bytes)
+        elif captured.bytes:
             end = captured.offset + captured.bytes
             copy_to_host(captured.tensor, contents[captured.part][captured.offset : end])
 

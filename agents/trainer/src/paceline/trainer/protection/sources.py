@@ -1,8 +1,8 @@
 """How the state of each kind of object is read, and written back in place.
 
-Reading gives live tensors, never copies; a section says whether its tensors are written by an
-optimizer's step only (`lazy`: they may be copied while forward and backward run) and whether all ranks
-of the replica set hold the same (`Part.SHARED`).
+Reading gives live tensors, never copies, and lists them anew only where something has changed; a section
+says whether its tensors are written by an optimizer's step only (`lazy`: they may be copied while forward
+and backward run) and whether all ranks of the replica set hold the same (`Part.SHARED`).
 """
 
 import random
@@ -10,10 +10,18 @@ import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from paceline.trainer.protection.errors import StateMismatch, UnprotectableState
 from paceline.trainer.protection.identity import Part
+from paceline.trainer.protection.listing import (
+    Held,
+    ParameterOrder,
+    held_by_module,
+    held_by_optimizer,
+    is_plain_optimizer,
+)
 
 MERSENNE_WORDS = 625  # of random.getstate(): 624 words and the position
 
@@ -22,13 +30,20 @@ MERSENNE_WORDS = 625  # of random.getstate(): 624 words and the position
 class Section:
     """A piece of an object's state: `tree` with live tensors, and how to treat them.
 
-    A lazy one may give a function that makes the tree, on the copier's thread, of what it has read already.
+    A lazy one may give a function as `tree` that makes the section, on the copier's thread. While `stamp` is
+    the same object, so are the tree and the tensors in it, and their memory; None promises nothing.
     """
 
     key: str
     tree: Any
     part: Part
     lazy: bool
+    stamp: object = None
+
+    def now(self) -> "Section":
+        """Itself, or what its function makes."""
+        made: Section = self.tree() if callable(self.tree) else self
+        return made
 
 
 class Source(Protocol):
@@ -62,16 +77,24 @@ class ModuleSource:
         self._module = module
         self._part = part
         self._known: tuple[Sequence[str], frozenset[str]] = ((), frozenset())
+        self._held: Held | None = None
+        self._parameters: dict[str, Any] = {}
+        self._rest: dict[str, Any] = {}
 
     def read(self) -> Sequence[Section]:
+        if self._held is None or not self._held.stands():
+            self._list()
+        return (
+            Section("parameters", self._parameters, self._part, lazy=True, stamp=self._held),
+            Section("rest", self._rest, Part.OWN, lazy=False, stamp=self._held),
+        )
+
+    def _list(self) -> None:
         state = self._module.state_dict()
         names = self._names(list(state))
-        parameters = {name: value for name, value in state.items() if name in names}
-        rest = {name: value for name, value in state.items() if name not in names}
-        return (
-            Section("parameters", parameters, self._part, lazy=True),
-            Section("rest", rest, Part.OWN, lazy=False),
-        )
+        self._parameters = {name: value for name, value in state.items() if name in names}
+        self._rest = {name: value for name, value in state.items() if name not in names}
+        self._held = held_by_module(self._module, state)
 
     def _names(self, keys: Sequence[str]) -> frozenset[str]:
         """Of the parameters; found anew when the state has other keys: a walk costs as much as the rest."""
@@ -101,6 +124,9 @@ class OptimizerSource:
     def __init__(self, optimizer: Any, part: Part) -> None:
         self._outer = optimizer
         self._part = part
+        self._order = ParameterOrder()
+        self._listed: tuple[Any, Held] | None = None  # of which optimizer, and what its state rests on
+        self._state: dict[Any, Any] = {}
 
     @property
     def _inner(self) -> Any:
@@ -108,13 +134,33 @@ class OptimizerSource:
         return self._outer.optim if is_zero(self._outer) else self._outer
 
     def read(self) -> Sequence[Section]:
-        tree = self._inner.state_dict()
-        outer = [] if self._outer is self._inner else _hyperparameters(self._outer.param_groups)
+        inner = self._inner
+        outer = [] if self._outer is inner else _hyperparameters(self._outer.param_groups)
+        state: Any
+        if is_plain_optimizer(inner):
+            if not self._order.follow(inner.param_groups):
+                self._listed = None
+            numbers = zip(_hyperparameters(inner.param_groups), self._order.lists, strict=True)
+            groups = [{**values, "params": order} for values, order in numbers]
+            state = partial(self._read_state, inner)
+        else:
+            tree = inner.state_dict()
+            state, groups = tree["state"], tree["param_groups"]
         return (
-            Section("state", tree["state"], self._part, lazy=True),
+            Section("state", state, self._part, lazy=True),
             # A scheduler may hold tensors in the groups, and steps outside the optimizer's step.
-            Section("groups", {"inner": tree["param_groups"], "outer": outer}, Part.OWN, lazy=False),
+            Section("groups", {"inner": groups, "outer": outer}, Part.OWN, lazy=False),
         )
+
+    def _read_state(self, inner: Any) -> Section:
+        """On the copier's thread: nobody but the optimizer's step writes it, and that waits."""
+        if self._listed is None or self._listed[0] is not inner or not self._listed[1].stands():
+            numbers = self._order.number_of
+            self._state = {numbers.get(id(key), key): values for key, values in inner.state.items()}
+            held = held_by_optimizer(inner)
+            self._listed = None if held is None else (inner, held)
+        stamp = None if self._listed is None else self._listed[1]
+        return Section("state", self._state, self._part, lazy=True, stamp=stamp)
 
     def write(self, trees: Mapping[str, Any]) -> None:
         import torch
@@ -185,9 +231,10 @@ class RandomSource:
         if numpy is not None and hasattr(numpy, "random"):
             tree["numpy"] = numpy.random.get_state(legacy=False)
 
-        def whole() -> dict[str, Any]:
+        def whole() -> Section:
             packed = torch.frombuffer(bytearray(array("I", words).tobytes()), dtype=torch.uint8)
-            return {"python": {"version": version, "words": packed, "gauss": gauss}, **tree}
+            python = {"version": version, "words": packed, "gauss": gauss}
+            return Section("state", {"python": python, **tree}, Part.OWN, lazy=True)
 
         return (Section("state", whole, Part.OWN, lazy=True),)
 

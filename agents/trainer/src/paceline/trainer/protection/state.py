@@ -1,13 +1,13 @@
 """What is protected: named objects and random numbers, captured as raw tensors and a JSON skeleton."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.trainer.protection.errors import DuplicateName, StateMismatch, UnprotectableState
 from paceline.trainer.protection.identity import Part
-from paceline.trainer.protection.memory import ALIGN_BYTES, memory_of
+from paceline.trainer.protection.memory import ALIGN_BYTES, memory_of, pointer_of
 from paceline.trainer.protection.skeleton import decode, encode
 from paceline.trainer.protection.sources import (
     OptimizerSource,
@@ -26,76 +26,125 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Captured:
-    """A tensor of a snapshot and where in its part it goes."""
+    """A tensor of a snapshot and where in its part it goes; `pointer` is its memory where that is plain
+    host memory in one piece, else 0."""
 
     tensor: Any
     part: Part
     offset: int
     bytes: int
+    pointer: int
+
+    def cloned(self) -> "Captured":
+        tensor = self.tensor.clone()
+        return Captured(tensor, self.part, self.offset, self.bytes, pointer_of(tensor))
 
 
-@dataclass
+@dataclass(frozen=True)
+class Listed:
+    """A section as it was written down: JSON of its tree, JSON of the rows of its tensors, and these.
+
+    Good again while the stamp is the same and the section begins at the same place.
+    """
+
+    stamp: object
+    start: tuple[int, int, int]
+    end: tuple[int, int, int]
+    tree: str
+    rows: str
+    tensors: Sequence[Captured]
+
+
 class Snapshot:
     """One state, in two moves, so that the training thread pays for as little as possible.
 
     What may change in forward is copied and written down at once. What only an optimizer writes is
-    `pending`: `complete` lists it, on the copier's thread, before the optimizer is let on.
+    pending: `complete` lists it, on the copier's thread, before the optimizer is let on. `known` is what
+    earlier snapshots of the same objects have written down.
     """
 
-    tensors: list[Captured] = field(default_factory=list)
-    tree: dict[str, Any] = field(default_factory=dict)
-    table: list[Any] = field(default_factory=list)
-    ends: dict[Part, int] = field(default_factory=lambda: {Part.OWN: 0, Part.SHARED: 0})
-    pending: list[tuple[str, Section]] = field(default_factory=list)
-    _seen: dict[Any, int] = field(default_factory=dict)
+    def __init__(self, known: dict[tuple[str, str], Listed]) -> None:
+        self.tensors: list[Captured] = []
+        self.ends = {Part.OWN: 0, Part.SHARED: 0}
+        self._known = known
+        self._trees: dict[str, list[str]] = {}
+        self._rows: list[str] = []
+        self._count = 0
+        self._pending: list[tuple[str, Section]] = []
 
     def read(self, name: str, section: Section) -> None:
         """Note a section, the tensors of an early one as copies."""
         if section.lazy:
-            self.pending.append((name, section))
+            self._pending.append((name, section))
             return
-        self._encode(name, section, copied=True)
+        self._list(name, section, copied=True)
 
     def complete(self) -> None:
         """List what is pending; no storage is copied."""
-        for name, section in self.pending:
-            self._encode(name, section, copied=False)
-        self.pending = []
+        for name, section in self._pending:
+            self._list(name, section.now(), copied=False)
+        self._pending = []
 
     def header(self) -> bytes:
         """The end of the own part: JSON, padded, and its length."""
-        value = {"version": VERSION, "tree": self.tree, "tensors": self.table, "own": self.ends[Part.OWN]}
-        text = json.dumps(value, separators=(",", ":")).encode()
+        tree = ",".join(f"{json.dumps(name)}:{{{','.join(texts)}}}" for name, texts in self._trees.items())
+        rows = ",".join(filter(None, self._rows))
+        whole = f'{{"version":{VERSION},"tree":{{{tree}}},"tensors":[{rows}],"own":{self.ends[Part.OWN]}}}'
+        text = whole.encode()
         text += b" " * (-len(text) % ALIGN_BYTES)
         return text + len(text).to_bytes(FOOTER_BYTES, "little")
 
-    def _encode(self, name: str, section: Section, copied: bool) -> None:
+    def _list(self, name: str, section: Section, copied: bool) -> None:
+        key, start = (name, section.key), self._place()
+        listed = self._known.get(key)
+        if section.stamp is None or listed is None or (listed.stamp, listed.start) != (section.stamp, start):
+            listed = self._write_down(name, section, start)
+            if section.stamp is not None:
+                self._known[key] = listed
+        self._count, self.ends[Part.OWN], self.ends[Part.SHARED] = listed.end
+        self.tensors += [one.cloned() for one in listed.tensors] if copied else listed.tensors
+        self._trees.setdefault(name, []).append(f"{json.dumps(section.key)}:{listed.tree}")
+        self._rows.append(listed.rows)
+
+    def _place(self) -> tuple[int, int, int]:
+        return self._count, self.ends[Part.OWN], self.ends[Part.SHARED]
+
+    def _write_down(self, name: str, section: Section, start: tuple[int, int, int]) -> Listed:
+        tensors: list[Captured] = []
+        rows: list[Any] = []
+        seen: dict[Any, int] = {}
+
         def take(value: Any, path: str) -> int:
-            return self._take(value, path, section.part, copied)
+            tensor, part = _dense(value, path, section.part)
+            key = (part, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            index = seen.get(key, -1)
+            if index >= 0 and tensor.numel():  # tied weights
+                return index
+            offset, length = self.ends[part], tensor.numel() * tensor.element_size()
+            self.ends[part] = offset + length + -length % ALIGN_BYTES
+            tensors.append(Captured(tensor, part, offset, length, pointer_of(tensor)))
+            rows.append([str(tensor.dtype)[6:], list(tensor.shape), part.value, offset])
+            self._count += 1
+            seen[key] = self._count - 1
+            return self._count - 1
 
-        tree = section.tree() if callable(section.tree) else section.tree
-        self.tree.setdefault(name, {})[section.key] = encode(tree, take, f"{name}.{section.key}")
+        tree = _in_json(encode(section.tree, take, f"{name}.{section.key}"))
+        return Listed(section.stamp, start, self._place(), tree, _in_json(rows)[1:-1], tensors)
 
-    def _take(self, value: Any, path: str, part: Part, copied: bool) -> int:
-        import torch
 
-        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
-            raise UnprotectableState(f"{path}: only dense tensors with storage can be protected")
-        tensor = value
-        if type(value) is not torch.Tensor:
-            part = Part.OWN if is_sharded(value) else part
-            tensor = local(value)
-        tensor = tensor.detach().clone() if copied else tensor.detach()
-        key = (part, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        index = self._seen.get(key, -1)
-        if index >= 0 and tensor.numel():  # tied weights
-            return index
-        offset, length = self.ends[part], tensor.numel() * tensor.element_size()
-        self.ends[part] = offset + length + -length % ALIGN_BYTES
-        self.tensors.append(Captured(tensor, part, offset, length))
-        self.table.append([str(tensor.dtype)[6:], list(tensor.shape), part.value, offset])
-        self._seen[key] = len(self.table) - 1
-        return len(self.table) - 1
+def _dense(value: Any, path: str, part: Part) -> tuple[Any, Part]:
+    """The tensor that this rank holds of `value`, and the part it belongs to; UnprotectableState."""
+    import torch
+
+    if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+        raise UnprotectableState(f"{path}: only dense tensors with storage can be protected")
+    if type(value) is torch.Tensor:
+        return value.detach(), part
+    return local(value).detach(), Part.OWN if is_sharded(value) else part
+
+
+def _in_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 class Protected:
@@ -120,6 +169,7 @@ class Protected:
         self._random = RandomSource() if random_numbers else None
         self.optimizers: list[Any] = []
         self._has_shards = False
+        self._known: dict[tuple[str, str], Listed] = {}
         named = list(objects.items() if isinstance(objects, Mapping) else objects)
         for name, thing in sorted(named, key=lambda pair: hasattr(pair[1], "param_groups")):
             self.add(name, thing)
@@ -140,9 +190,8 @@ class Protected:
         if callable(getattr(thing, "parameters", None)):
             self._has_shards |= any(map(is_sharded, thing.parameters()))
         source = source_of(name, thing, shared, self._has_shards)
-        _collect(
-            {name: source}
-        ).complete()  # the error of a state that does not fit belongs here, not into a step
+        # The error of a state that does not fit belongs here, not into a step.
+        _collect({name: source}, {}).complete()
         self._sources[name] = source
         if callable(getattr(thing, "register_step_pre_hook", None)):
             self.optimizers.append(thing)
@@ -150,7 +199,7 @@ class Protected:
     def shared_optimizer_bytes(self) -> int:
         """Of optimizer state that is equal on all replicas, so that a keeper's copy would add nothing."""
         trees = [
-            section.tree
+            section.now().tree
             for source in self._sources.values()
             if isinstance(source, OptimizerSource)
             for section in source.read()
@@ -161,7 +210,7 @@ class Protected:
 
     def capture(self) -> Snapshot:
         """The state as it is now; see `Snapshot` for what is read when."""
-        return _collect(self._all())
+        return _collect(self._all(), self._known)
 
     def load(self, own: Any, shared: Any) -> None:
         """Write a verified copy into the objects: flat uint8 host tensors of the two parts.
@@ -184,8 +233,8 @@ class Protected:
         return {**self._sources, **({RANDOM: self._random} if self._random is not None else {})}
 
 
-def _collect(sources: Mapping[str, Source]) -> Snapshot:
-    snapshot = Snapshot()
+def _collect(sources: Mapping[str, Source], known: dict[tuple[str, str], Listed]) -> Snapshot:
+    snapshot = Snapshot(known)
     for name, source in sources.items():
         for section in source.read():
             snapshot.read(name, section)
