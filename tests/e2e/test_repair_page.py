@@ -24,9 +24,10 @@ from paceline.incidents.registry import write_job, write_nodes
 from paceline.incidents.verdicts import VerdictContext, apply_verdict
 from paceline.lab.platform import find_console
 from paceline.localizer.core import LocalizerCore
+from paceline.remediator.deciding import apply
 from paceline.remediator.model import Event, Judged, Policy, ProcessExit, Reason, Step, Tick
 from paceline.remediator.reading import event_of_report, member_values, phase_values
-from paceline.remediator.writing import Context, apply
+from paceline.remediator.writing import Context
 from paceline.store import Database
 from paceline.store.repositories.repair import RepairRepository
 from paceline.store.settings import StoreSettings
@@ -118,7 +119,7 @@ class RepairedJob:
             bytes=moved,
         )  # fmt: skip
         async with self.store.transaction() as session:
-            await RepairRepository(session).add_phase(phase_values(report))
+            await RepairRepository(session).add_phases([phase_values(report)])
         event = event_of_report(report)
         assert event is not None
         return await self.happens(event)

@@ -26,6 +26,7 @@ from paceline.contracts.repair import (
 )
 from paceline.contracts.schemas import load_json
 from paceline.remediator.app import RemediatorApp
+from paceline.remediator.deciding import apply
 from paceline.remediator.model import (
     Event,
     MemberError,
@@ -37,7 +38,7 @@ from paceline.remediator.model import (
 )
 from paceline.remediator.reading import event_of_report, member_values, phase_values
 from paceline.remediator.settings import RemediatorSettings
-from paceline.remediator.writing import Context, apply
+from paceline.remediator.writing import Context
 from paceline.runtime.clock import ManualClock
 from paceline.runtime.settings import CommandSettings, KafkaSettings
 from paceline.store import Database
@@ -67,19 +68,23 @@ def member(name: str, rank: int, node: str, **changes: object) -> MemberRecord:
 class Job:
     """A job of three ranks and a standby in the tables, and what happens to it."""
 
-    def __init__(self, store: Database, mode: RepairMode, key: bytes | None = KEY) -> None:
+    def __init__(
+        self, store: Database, mode: RepairMode, key: bytes | None = KEY, name: str = "train"
+    ) -> None:
         self.store = store
+        self.name = name
         self.context = Context(key, Policy(mode), "http://console")
         self.now_s = NOW
 
     async def register(self, *records: MemberRecord) -> None:
         async with self.store.transaction() as session:
-            rows = [member_values(record) | {"updated_at": from_unix(self.now_s)} for record in records]
+            own = [replace(record, job=self.name) for record in records]
+            rows = [member_values(record) | {"updated_at": from_unix(self.now_s)} for record in own]
             await RepairRepository(session).put_members(rows)
 
     async def feed(self, event: Event) -> Step:
         async with self.store.transaction() as session:
-            return await apply(session, "train", "a1", event, self.now_s, self.context, "")
+            return await apply(session, self.name, "a1", event, self.now_s, self.context, "")
 
     async def kill(self, rank: int, event_id: str = "exit") -> Step:
         return await self.feed(
@@ -88,11 +93,11 @@ class Job:
 
     async def report(self, name: str, phase: RecoveryPhase, generation: int = 1) -> Step:
         report = RecoveryReport(
-            f"rep_{name}_{phase.value}", ReportKind.PHASE, NODES[name], "train", "a1", name, 0, generation,
+            f"rep_{name}_{phase.value}", ReportKind.PHASE, NODES[name], self.name, "a1", name, 0, generation,
             self.now_s, phase=phase, duration_ms=12.5, step=41, replayed=1,
         )  # fmt: skip
         async with self.store.transaction() as session:
-            await RepairRepository(session).add_phase(phase_values(report))
+            await RepairRepository(session).add_phases([phase_values(report)])
         event = event_of_report(report)
         assert event is not None
         return await self.feed(event)

@@ -1,32 +1,30 @@
 """The service: registry of supervisors, health, incidents and results in; signed commands out.
 
-Each record is one transaction on the state machine of its job. A timer looks at what is due: deadlines,
-what people have decided, captures whose evidence has come.
+Each record is one transaction on the state machine of its job; reports of one poll share them. A timer
+looks at what is due: deadlines, what people have decided, captures whose evidence has come.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from paceline.contracts.events import EventType, EvidenceState, IncidentEvent
 from paceline.contracts.registry import HealthEvent, JobRecord
-from paceline.contracts.repair import ActionStatus, MemberRecord, RecoveryReport
+from paceline.contracts.repair import ActionStatus, MemberRecord
 from paceline.contracts.schemas import ContractError
 from paceline.contracts.topics import COMMAND_RESULTS, HEALTH, INCIDENTS, JOBS, Topic
+from paceline.remediator.deciding import apply
 from paceline.remediator.faults import judged_of
 from paceline.remediator.hearing import Hearing
 from paceline.remediator.model import Event, Step, Tick
 from paceline.remediator.reading import (
     event_of_health,
     event_of_job,
-    event_of_report,
     member_values,
-    phase_values,
 )
+from paceline.remediator.reports import ReportHandler
 from paceline.remediator.settings import RemediatorSettings
-from paceline.remediator.writing import SOURCE, Context, apply
+from paceline.remediator.writing import SOURCE, Context
 from paceline.runtime.app import BackgroundTasks, Readiness, first_crash
 from paceline.runtime.clock import Clock, SystemClock
 from paceline.runtime.cloud_events import EventHeaders, decode_event
@@ -74,13 +72,14 @@ class RemediatorApp:
         self._context = Context(settings.command.read_key(), settings.policy(), settings.console_url)
         self._tasks = BackgroundTasks()
         self._producer = Producer(settings.kafka, self.name, clock=self._clock)
+        reports = ReportHandler(self._database, self._clock, self._context, lambda: self.heard_s, self._note)
         readers = (
             _Reader(JOBS, "remediator-registry", self._handle_registry),
             _Reader(HEALTH, "remediator-health", each_event(HealthEvent, "health", self._handle_health)),
             _Reader(INCIDENTS, "remediator", each_event(IncidentEvent, "incident", self._handle_incident)),
             _Reader(
                 COMMAND_RESULTS, "remediator-results",
-                only(EventType.RECOVERY_REPORT, each_event(RecoveryReport, "report", self._handle_report)),
+                only(EventType.RECOVERY_REPORT, reports.handle),
             ),
         )  # fmt: skip
         # Seconds count: a record is taken as soon as the broker has it.
@@ -140,15 +139,6 @@ class RemediatorApp:
         if event is not None:
             await self.apply(record.job, record.attempt, event, headers.traceparent)
 
-    async def _handle_report(self, headers: EventHeaders, report: RecoveryReport) -> None:
-        event, values = event_of_report(report), phase_values(report)
-        if event is None:
-            return
-        async with self._database.transaction() as session:
-            await RepairRepository(session).add_phase(values)
-            step = await self._decide(session, report.job, report.attempt, event, headers.traceparent)
-        self._note(report.job, report.attempt, event, step)
-
     async def _handle_registry(self, records: Sequence[Record]) -> Sequence[BadRecord]:
         """Supervisors of a batch in one transaction; then each of their jobs is looked at."""
         bad: list[BadRecord] = []
@@ -184,18 +174,12 @@ class RemediatorApp:
     async def apply(self, job: str, attempt: str, event: Event, traceparent: str) -> Step:
         """One event, one transaction."""
         async with self._database.transaction() as session:
-            step = await self._decide(session, job, attempt, event, traceparent)
+            step = await apply(
+                session, job, attempt, event, self._clock.unix_s(), self._context,
+                current_traceparent() or traceparent, self._hearing.heard_s,
+            )  # fmt: skip
         self._note(job, attempt, event, step)
         return step
-
-    async def _decide(
-        self, session: AsyncSession, job: str, attempt: str, event: Event, traceparent: str
-    ) -> Step:
-        traceparent = current_traceparent() or traceparent
-        return await apply(
-            session, job, attempt, event, self._clock.unix_s(), self._context, traceparent,
-            self._hearing.heard_s,
-        )  # fmt: skip
 
     def _note(self, job: str, attempt: str, event: Event, step: Step) -> None:
         if not step.effects:

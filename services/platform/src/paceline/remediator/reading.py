@@ -45,7 +45,7 @@ def event_of_health(event: HealthEvent) -> Event | None:
     return None
 
 
-def event_of_report(report: RecoveryReport) -> Event | None:
+def event_of_report(report: RecoveryReport) -> Event:
     """The word of one member; ContractError where it lacks what its kind needs."""
     if report.kind is ReportKind.ERROR:
         return MemberError(

@@ -1,65 +1,49 @@
-"""Carries a decision out: one event, one transaction. State, action, recovery, commands, audit, timeline
-commit together or not at all; ids are derived, so that the same event again writes the same rows."""
+"""Carries a decision out: state, action, recovery, commands, audit, timeline commit together or not at all.
+Ids are derived, so that the same decision again writes the same rows."""
 
 import json
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
 from pydantic import TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from paceline.contracts.commands import Command, sign
-from paceline.contracts.events import EventType, EvidenceState, IncidentStatus, Severity
-from paceline.contracts.ids import derived_id, format_ranks, parse_ranks
-from paceline.contracts.recovery import Role, Support
-from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairMode, RepairState
+from paceline.contracts.events import EventType, IncidentStatus, Severity
+from paceline.contracts.ids import derived_id, format_ranks
+from paceline.contracts.repair import ActionStatus, RepairKind, RepairState
 from paceline.contracts.schemas import dump_json
 from paceline.contracts.topics import COMMANDS
-from paceline.remediator.machine import FAULTS, decide
 from paceline.remediator.model import (
     Action,
     Capture,
     Closed,
-    Event,
-    Ground,
     JobRepair,
-    Judged,
     LinkIncident,
     Member,
     Page,
-    Policies,
     Policy,
     Reason,
-    RepairEnd,
     SendOrder,
     Step,
-    World,
 )
-from paceline.remediator.planning import command_id, current_seats
-from paceline.remediator.policies import PolicyRow, read_policies
-from paceline.remediator.runs import count_in
+from paceline.remediator.planning import command_id
 from paceline.store.actors import system
 from paceline.store.base import JsonObject
 from paceline.store.incident_changes import ChangeContext, record_change
 from paceline.store.models.outbox import OutboxEvent
-from paceline.store.models.repair import Recovery, RepairAction, RepairJob, RepairMember
+from paceline.store.models.repair import Recovery, RepairAction
 from paceline.store.repair_changes import tell_action
 from paceline.store.repositories.incidents import IncidentRepository
 from paceline.store.repositories.outbox import OutboxRepository
 from paceline.store.repositories.repair import RepairRepository
-from paceline.store.sequence import lock_name
-from paceline.store.times import from_unix, to_unix
+from paceline.store.times import from_unix
 
 SOURCE = "remediator"
 WAIT_S = 0.2  # what waits for time, a standby or evidence is looked at again so soon
 IDLE_S = 2.0  # what waits for a person
 SOON = (Reason.WAIT_SETTLED, Reason.WAIT_STANDBY, Reason.WAIT_EVIDENCE, Reason.PROPOSED, Reason.MERGED)
-# Failures that say nothing of the repair: the job ended before its proof.
-AT_ITS_END = (Reason.JOB_OVER, Reason.FINISHED_IN_ORDER, Reason.NEW_RUN)
-ACTION_S_MAX = 3600.0  # from a proposal to its end, as far as the breaker of the cluster looks
-_STATE: TypeAdapter[JobRepair] = TypeAdapter(JobRepair)
+STATE: TypeAdapter[JobRepair] = TypeAdapter(JobRepair)
 
 
 @dataclass(frozen=True)
@@ -69,151 +53,6 @@ class Context:
     key: bytes | None = field(repr=False)
     policy: Policy
     console_url: str
-
-
-async def apply(
-    session: AsyncSession,
-    job: str,
-    attempt: str,
-    event: Event,
-    now_s: float,
-    context: Context,
-    traceparent: str,
-    heard_s: float = math.inf,
-) -> Step:
-    """Decide and write. The same event again decides to do nothing. `heard_s`: what was written to the topics
-    before it has been read."""
-    repairs = RepairRepository(session)
-    attempt = await repairs.supervised_attempt(job, attempt)
-    await lock_name(session, f"repair:{job}:{attempt}")
-    row = await repairs.job(job, attempt)
-    state = JobRepair(job, attempt) if row is None else _STATE.validate_python(row.data)
-    rows = await repairs.members(job, attempt, state.run)
-    policies = await _policies(repairs, job, context)
-    owned = {each.member for each in of_owner(rows)}
-    counted = count_in(state, [read_member(each) for each in rows], owned, policies, now_s)
-    members = counted.members
-    if row is None and not members and not _may_concern(event):
-        return Step(state, (), Reason.UNKNOWN_MEMBER)
-    if counted.names:
-        await repairs.count_in(job, attempt, counted.names, counted.job.run)
-    before, state = state, await _overlay(repairs, counted.job, members, policies)
-    pending = await _evidence_pending(session, state, event)
-    fleet = await _fleet(repairs, state, event, policies, now_s)
-    step = decide(state, event, World(members, policies, now_s, pending, heard_s, fleet))
-    step = replace(step, effects=(*counted.effects, *step.effects))
-    if step.job != before or step.effects:
-        await _write(session, row, step, members, now_s, context, traceparent)
-    elif row is not None and row.due_at is not None:
-        # Nothing has changed, and what waits is not due again at once: others have deadlines.
-        due = due_s(step.job, now_s)
-        await repairs.look_at(job, attempt, None if due is None else from_unix(due))
-    return step
-
-
-def _may_concern(event: Event) -> bool:
-    """A job without supervisors is not repaired; what people are told about software is told all the same."""
-    return type(event).__name__ == "Judged"
-
-
-def of_owner(rows: Sequence[RepairMember]) -> list[RepairMember]:
-    """Supervisors of the uid that was there first: whoever else uses the job's name gets neither a seat nor
-    its state."""
-    living = [row for row in rows if not row.left] or list(rows)
-    first = min(living, key=lambda row: (row.registered_at, row.member), default=None)
-    return [row for row in rows if first is not None and row.uid == first.uid]
-
-
-def read_member(row: RepairMember) -> Member:
-    return Member(
-        member=row.member, node=row.node, role=Role(row.role), rank=row.rank, child_pid=row.child_pid,
-        child_pid_start=row.child_pid_start, generation=row.generation, step=row.step, store=row.store,
-        replica=row.replica, failure_domain=row.failure_domain, ready=row.ready,
-        support=Support(row.support), lease_s=row.lease_s, left=row.left, world_size=row.world_size,
-        run=row.run, registered_s=to_unix(row.registered_at), told_s=to_unix(row.told_at),
-        heard_s=to_unix(row.updated_at),
-    )  # fmt: skip
-
-
-async def _overlay(
-    repairs: RepairRepository, state: JobRepair, members: tuple[Member, ...], policies: Policies
-) -> JobRepair:
-    """What people have decided about the action since: the API writes it into the action's row."""
-    action = state.action
-    if action is None:
-        row = await repairs.requested(state.job, state.attempt)
-        found = None if row is None else requested_action(row, state, members, policies)
-        return state if found is None else replace(state, action=found)
-    row = await repairs.action(action.id, for_update=True)
-    if row is None:
-        return state
-    status = ActionStatus(row.status)
-    if action.status is ActionStatus.PROPOSED and status in (ActionStatus.APPROVED, ActionStatus.REJECTED):
-        action = replace(action, status=status)
-    return replace(state, action=replace(action, cancelled=row.cancel_requested))
-
-
-def requested_action(
-    row: RepairAction, state: JobRepair, members: tuple[Member, ...], policies: Policies
-) -> Action | None:
-    """A planned replacement that a person has asked for; None while its rank has nobody."""
-    ranks = set(parse_ranks(row.ranks))
-    seats = tuple(seat for seat in current_seats(state, members) if seat.rank in ranks)
-    if not seats:
-        return None
-    cause = RepairCause.REQUESTED
-    return Action(
-        id=row.id, kind=RepairKind.PLANNED_SWAP, cause=cause, status=ActionStatus(row.status),
-        mode=policies.of(cause).mode, reason=Reason.PROPOSED, message=row.message, source=row.id,
-        grounds=tuple(
-            Ground(seat.member, cause, RepairKind.PLANNED_SWAP, 0.0, row.message[:300]) for seat in seats
-        ),
-        created_s=to_unix(row.created_at), expires_s=to_unix(row.expires_at), leavers=seats,
-        cancelled=row.cancel_requested or to_unix(row.created_at) < state.began_s,  # asked of the run before
-    )  # fmt: skip
-
-
-async def _policies(repairs: RepairRepository, job: str, context: Context) -> Policies:
-    rows = [
-        PolicyRow(row.job, row.cause, row.mode, row.stopped, row.limits)
-        for row in await repairs.policies_of(job)
-    ]
-    return read_policies(rows, job, context.policy, may_act=context.key is not None)
-
-
-async def _evidence_pending(session: AsyncSession, state: JobRepair, event: Event) -> bool:
-    """Nothing is killed while nodes still ship what they show: of the action's incidents, and of the verdict
-    that makes the action only now."""
-    wanted = {event.incident} if isinstance(event, Judged) else set()
-    if state.action is not None:
-        wanted |= {state.action.incident, *(ground.incident for ground in state.action.grounds)}
-    incidents = IncidentRepository(session)
-    for name in sorted(wanted - {""}):
-        found = await incidents.get(name)
-        if found is not None and found.evidence == EvidenceState.PENDING.value:
-            return True
-    return False
-
-
-async def _fleet(
-    repairs: RepairRepository, state: JobRepair, event: Event, policies: Policies, now_s: float
-) -> tuple[RepairEnd, ...]:
-    """How the repairs of all jobs have ended of late; asked where something may be dispatched by itself, so
-    not for the many words of a healthy job."""
-    action = state.action
-    if action is None and not state.later and not isinstance(event, (*FAULTS, Judged)):
-        return ()
-    gives_way = action is None or not action.status.is_under_way or action.kind is RepairKind.PLANNED_SWAP
-    automatic = [policy for policy in policies.all if policy.mode is RepairMode.AUTO]
-    if not gives_way or not automatic:
-        return ()
-    since_s = now_s - max(policy.limits.fleet_s for policy in automatic) - ACTION_S_MAX
-    ignored = [reason.value for reason in AT_ITS_END]
-    return tuple(
-        RepairEnd(job, to_unix(ended_at), status == ActionStatus.FAILED.value)
-        for job, ended_at, status in await repairs.ended_since(from_unix(since_s), ignored)
-        if ended_at is not None
-    )
 
 
 def due_s(job: JobRepair, now_s: float) -> float | None:
@@ -228,10 +67,11 @@ def due_s(job: JobRepair, now_s: float) -> float | None:
     return min(max(action.expires_s, now_s), now_s + waits)
 
 
-async def _write(
-    session: AsyncSession, row: RepairJob | None, step: Step, members: tuple[Member, ...], now_s: float,
+async def write(
+    session: AsyncSession, step: Step, members: tuple[Member, ...], now_s: float,
     context: Context, traceparent: str,
 ) -> None:  # fmt: skip
+    """The rows of a decision; `members` are whom its orders are for."""
     job, at = step.job, from_unix(now_s)
     repairs = RepairRepository(session)
     writer = _Writer(session, repairs, job, at, context, traceparent)
@@ -261,7 +101,7 @@ async def _write(
             "job": job.job, "attempt": job.attempt, "state": job.state.value, "generation": job.generation,
             "action_id": None if job.action is None else job.action.id,
             "due_at": None if due is None else from_unix(due),
-            "data": _STATE.dump_python(job, mode="json"), "updated_at": at,
+            "data": STATE.dump_python(job, mode="json"), "updated_at": at,
         }
     )  # fmt: skip
 

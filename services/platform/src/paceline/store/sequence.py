@@ -6,6 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 SEQUENCE_LOCK = 0x7061_6365_0002
 RELAY_LOCK = 0x7061_6365_0003
 FIRST_TOKEN_LOCK = 0x7061_6365_0004
+_HELD = "sequence_is_locked"
 
 
 async def lock_sequence(session: AsyncSession) -> None:
@@ -15,6 +16,12 @@ async def lock_sequence(session: AsyncSession) -> None:
     a reader could see 6, remember it, and never look back at 5. Take it last, after row locks.
     """
     await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": SEQUENCE_LOCK})
+    session.info[_HELD] = True
+
+
+def holds_sequence(session: AsyncSession) -> bool:
+    """Whether the transaction of this session may take no more row locks, and had better end."""
+    return _HELD in session.info
 
 
 async def try_lock(session: AsyncSession, key: int) -> bool:

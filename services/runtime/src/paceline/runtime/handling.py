@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span, SpanKind
 
 from paceline.contracts.batch import BatchError
 from paceline.contracts.events import EventType
@@ -161,15 +162,20 @@ def each_event(kind: type[T], name: str, handle_one: Callable[[EventHeaders, T],
 
     async def handle_record(record: Record) -> None:
         headers, value = decode_event(kind, record.headers, record.value)
-        with span(
-            f"process {name}",
-            traceparent=headers.traceparent,
-            kind=SpanKind.CONSUMER,
-            attributes={"messaging.system": "kafka", "messaging.destination.name": record.topic},
-        ):
+        with processing(name, record.topic, headers.traceparent):
             await handle_one(headers, value)
 
     return each(handle_record)
+
+
+def processing(name: str, topic: str, traceparent: str) -> AbstractContextManager[Span]:
+    """The span `process NAME` of one CloudEvent, in its trace."""
+    return span(
+        f"process {name}",
+        traceparent=traceparent,
+        kind=SpanKind.CONSUMER,
+        attributes={"messaging.system": "kafka", "messaging.destination.name": topic},
+    )
 
 
 def only(kind: EventType, handle: Handle) -> Handle:

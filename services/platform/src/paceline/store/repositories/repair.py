@@ -186,10 +186,9 @@ class RepairRepository:
             query = query.where(tuple_(Recovery.started_at, Recovery.id) < tuple_(*after))
         return (await self._session.scalars(query)).all()
 
-    async def add_phase(self, values: JsonObject) -> bool:
-        """Keep one report; whether it was new."""
-        statement = insert(RecoveryPhaseRow).values(values).on_conflict_do_nothing()
-        return (await self._session.execute(statement.returning(RecoveryPhaseRow.id))).first() is not None
+    async def add_phases(self, rows: Sequence[JsonObject]) -> None:
+        """Keep reports, one or more; those that are there already stay as they are."""
+        await self._session.execute(insert(RecoveryPhaseRow).on_conflict_do_nothing(), list(rows))
 
     async def phases(self, job: str, attempt: str, generations: Sequence[int]) -> Sequence[RecoveryPhaseRow]:
         """In the order in which they were told, at most PHASES_MAX."""
