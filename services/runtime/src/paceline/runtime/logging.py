@@ -3,15 +3,8 @@
 import logging
 import sys
 
-# structlog imports rich where it finds it, for tracebacks that are plain text here: half of its import.
-try:
-    if has_no_rich := "rich" not in sys.modules:
-        sys.modules["rich"] = None  # type: ignore[assignment]
-    import structlog
-    from structlog.types import Processor
-finally:
-    if has_no_rich:
-        del sys.modules["rich"]
+import structlog
+from structlog.types import Processor
 
 from paceline.runtime.settings import LogSettings
 
