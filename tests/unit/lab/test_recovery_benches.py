@@ -100,7 +100,7 @@ class TestSizes:
 
     def test_a_rebuild_that_grows_with_the_state_misses_the_bar(self) -> None:
         def size(megabytes: int, median: float) -> dict[str, Any]:
-            phases = {"rendezvous": {"median": median}}
+            phases = {"build": {"median": median}}
             return {"state_mb": megabytes, "ranks": 4, "failed": [], "recovered": 5, "phases_s": phases}
 
         assert missed_of_sizes([size(1, 0.02), size(256, 0.023)]) == []
