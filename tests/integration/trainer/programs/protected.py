@@ -16,9 +16,18 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.trainer.protection import GroupExchange, Member, Protected, Protector, ShardIdentity, restore
+from paceline.trainer.protection import (
+    GroupExchange,
+    Member,
+    Protected,
+    Protector,
+    ShardIdentity,
+    exchange,
+    restore,
+)
 
 LOST_AFTER, STEPS, VICTIM = 4, 7, 1
+exchange.PIECE_BYTES = 1000  # so that tensors of a few kB move in several pieces, the last one shorter
 
 
 class Toy:
