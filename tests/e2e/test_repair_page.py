@@ -121,7 +121,6 @@ class RepairedJob:
         async with self.store.transaction() as session:
             await RepairRepository(session).add_phases([phase_values(report)])
         event = event_of_report(report)
-        assert event is not None
         return await self.happens(event)
 
 

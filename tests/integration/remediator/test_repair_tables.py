@@ -99,7 +99,6 @@ class Job:
         async with self.store.transaction() as session:
             await RepairRepository(session).add_phases([phase_values(report)])
         event = event_of_report(report)
-        assert event is not None
         return await self.feed(event)
 
     async def commands(self) -> list[Command]:

@@ -141,6 +141,15 @@ CHANGES = [
 ]  # fmt: skip
 
 
+def test_what_is_listed_each_time_is_not_kept() -> None:
+    """Or the tensors of a listing long ago would live as long as the job."""
+    job = Job()
+    assert ("model", "parameters") in job.protected._known
+    hook_into_module(job)
+    parts(job.protected)
+    assert ("model", "parameters") not in job.protected._known
+
+
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_every_change_is_seen(change: Callable[[Job], None]) -> None:
     job = Job()

@@ -172,7 +172,7 @@ def _told_of(job: JobRepair) -> tuple[object, ...]:
 
 def _may_concern(event: Event) -> bool:
     """A job without supervisors is not repaired; what people are told about software is told all the same."""
-    return type(event).__name__ == "Judged"
+    return isinstance(event, Judged)
 
 
 def of_owner(rows: Sequence[RepairMember]) -> list[RepairMember]:

@@ -65,11 +65,9 @@ class GroupExchange:
         for start in range(0, largest, PIECE_BYTES):
             end = start + PIECE_BYTES
             works = [
-                self._group.send([data[start:end]], peer, TAG) for peer, data in sends if data.numel() > start
-            ]
-            works += [
-                self._group.recv([data[start:end]], peer, TAG)
-                for peer, data in receives
+                begin([data[start:end]], peer, TAG)
+                for begin, tensors in ((self._group.send, sends), (self._group.recv, receives))
+                for peer, data in tensors
                 if data.numel() > start
             ]
             for work in works:

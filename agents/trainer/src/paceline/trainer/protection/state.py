@@ -96,11 +96,11 @@ class Snapshot:
 
     def _list(self, name: str, section: Section, copied: bool) -> None:
         key, start = (name, section.key), self._place()
-        listed = self._known.get(key)
-        if section.stamp is None or listed is None or (listed.stamp, listed.start) != (section.stamp, start):
+        listed = self._known.pop(key, None)
+        if listed is None or (listed.stamp, listed.start) != (section.stamp, start):
             listed = self._write_down(name, section, start)
-            if section.stamp is not None:
-                self._known[key] = listed
+        if section.stamp is not None:  # what is listed each time is not kept, nor are its tensors
+            self._known[key] = listed
         self._count, self.ends[Part.OWN], self.ends[Part.SHARED] = listed.end
         self.tensors += [one.cloned() for one in listed.tensors] if copied else listed.tensors
         self._trees.setdefault(name, []).append(f"{json.dumps(section.key)}:{listed.tree}")
