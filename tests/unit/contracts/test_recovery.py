@@ -26,6 +26,7 @@ from paceline.contracts.recovery import (
     RecoveryPhase,
     Role,
     SupervisorHello,
+    blames_a_peer,
     encode_recovery,
     format_members,
     parse_members,
@@ -145,3 +146,22 @@ def test_bad_members_are_refused(text: str, expected: str) -> None:
 def test_members_have_a_bound() -> None:
     with pytest.raises(RecoveryMessageError, match="expected at most 4096"):
         format_members([Member(rank, str(rank)) for rank in range(MEMBERS_MAX + 1)])
+
+
+@pytest.mark.parametrize(
+    ("message", "blames"),
+    [
+        ("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer", True),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+        ("RuntimeError: Timed out waiting 1800000ms for recv operation to complete", True),
+        ("DistBackendError: ncclRemoteError: A call failed possibly due to a network error; remote"
+         " process exited or there was a network error", True),
+        ("DistBackendError: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", True),
+        ("TransientFault: the dataset's server answered 503", False),
+        ("TransientFault: storage timed out", False),
+        ("OSError: [Errno 101] Network is unreachable", False),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
+    ],
+)  # fmt: skip
+def test_who_has_lost_a_peer_speaks_of_it(message: str, blames: bool) -> None:
+    assert blames_a_peer(message) is blames

@@ -308,7 +308,7 @@ class TestHangs:
 
 class TestTransients:
     def error(self, rig: Rig, name: str = "m2") -> Step:
-        return rig.feed(MemberError(rig.new_id(), rig.now_s, name, rig.job.generation, "timed out"))
+        return rig.feed(MemberError(rig.new_id(), rig.now_s, name, rig.job.generation, "CUDA error"))
 
     def test_twice_in_place_and_the_third_time_it_is_permanent(self, rig: Rig) -> None:
         kinds = []

@@ -19,6 +19,25 @@ EXIT_REQUEUE = 94  # of a job that its scheduler should start again from the che
 MEMBERS_MAX = 4096  # of one order: 1 MiB is their bound
 ID_BYTES_MAX = 127
 TEXT_BYTES_MAX = 1000
+# What gloo, c10d, NCCL and the operating system say in a process whose peer is gone or silent: of one whose
+# own connections fail they say something else.
+PEER_WORDS = (
+    "closed by peer",
+    "reset by peer",
+    "broken pipe",
+    "timed out waiting",
+    "timed out after",
+    "operation timeout",
+    "wait timeout",
+    "remote process exited",
+    "remote error",
+)
+
+
+def blames_a_peer(message: str) -> bool:
+    """Whether an error says that somebody else is gone or silent: never a reason to replace who says so."""
+    words = message.lower()
+    return any(each in words for each in PEER_WORDS)
 
 
 class Role(str, Enum):
@@ -108,6 +127,10 @@ class ChildError:
     step: int
     message: str
     type: str = "child_error"
+
+    @property
+    def blames_a_peer(self) -> bool:
+        return blames_a_peer(self.message)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from paceline.remediator.moves import (
     roll_back,
     switch,
 )
+from paceline.remediator.transients import error
 from paceline.remediator.triggers import (
-    error,
     follow,
     judged,
     node_lost,

@@ -243,6 +243,7 @@ class JobRepair:
     action: Action | None = None
     last: Repaired | None = None
     transients: tuple[float, ...] = ()
+    told: tuple[tuple[str, bool], ...] = ()  # of the newest of them: who told it, and whether of a peer
     acted: tuple[float, ...] = ()  # when something was dispatched
     error_exits: tuple[tuple[float, str], ...] = ()  # when, member
     finished: tuple[str, ...] = ()  # members whose process ended with status 0

@@ -6,7 +6,6 @@ from paceline.contracts.commands import CommandKind
 from paceline.contracts.ids import derived_id
 from paceline.contracts.recovery import Role
 from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairMode, RepairState
-from paceline.remediator.guards import MODES, mode_of, recent
 from paceline.remediator.model import (
     INCIDENTS_MAX,
     LATER_MAX,
@@ -17,7 +16,6 @@ from paceline.remediator.model import (
     JobRepair,
     Judged,
     LinkIncident,
-    MemberError,
     NodeLost,
     ProcessExit,
     ProcessStopped,
@@ -257,66 +255,6 @@ def _has_lasted(job: JobRepair, world: World) -> bool:
         return False
     since_s = world.known_s - world.policies.of(RepairCause.FROZEN).limits.frozen_s
     return any(isinstance(one, ProcessStopped) and one.at_s <= since_s for one in job.later)
-
-
-def error(job: JobRepair, event: MemberError, world: World) -> Step:
-    """An error of a living process: transient, twice within ten minutes; the third time it is permanent."""
-    limits = world.policies.of(RepairCause.TRANSIENT).limits
-    if world.now_s - event.at_s > limits.event_s_max:
-        return Step(job, (), Reason.STALE)
-    action, mode = job.action, world.policies.of(RepairCause.TRANSIENT).mode
-    if action is not None and _breaks_planned(job, action, event, world):
-        step = roll_back(job, action, world, Reason.ROLLED_BACK)  # its session has dropped what it prepared
-        then = error(step.job, event, world)
-        return replace(then, effects=(*step.effects, *then.effects))
-    if action is not None and _breaks_recovery(job, action, event):
-        # The exit of a peer may explain it; else the next try begins, and nobody waits for a deadline.
-        action = replace(action, deadline_s=min(action.deadline_s, world.now_s + limits.error_s))
-        return Step(replace(job, action=action), (), Reason.NOTED)
-    is_idle = action is None or not action.status.is_under_way
-    if event.generation < job.said_generation and not (is_idle and _lives_in(event, world)):
-        return Step(job, (), Reason.OLD_GENERATION)
-    if action is not None and (
-        action.status.is_under_way or MODES.index(mode) <= MODES.index(mode_of(action, world))
-    ):
-        return Step(job, (), Reason.ALREADY_UNDER_WAY)
-    seat = next((each for each in open_seats(job, world) if each.member == event.member), None)
-    if seat is None:
-        return Step(job, (), Reason.UNKNOWN_MEMBER)
-    if lost_seats(open_seats(job, world), world):
-        return Step(job, (), Reason.NOTED)  # the loss of a peer explains it, and its exit is on the way
-    earlier = recent(job.transients, limits.transient_s, world.now_s)
-    job = replace(job, transients=(*earlier, world.now_s)[-TRANSIENTS_MAX:])
-    is_permanent = len(earlier) >= limits.transient_max
-    kind = RepairKind.SWAP if is_permanent else RepairKind.RETRY
-    count = f"transient {len(earlier) + 1} within {limits.transient_s:g} s"
-    fault = Fault(
-        event.id, RepairCause.TRANSIENT, kind, (seat,) if is_permanent else (),
-        f"rank {seat.rank}: {event.message[:300]} ({count})", world.now_s + limits.error_s,
-    )  # fmt: skip
-    return raise_fault(job, fault, world)
-
-
-def _lives_in(event: MemberError, world: World) -> bool:
-    """Whether its generation is the one in which its member trains, although a newer one was opened: a
-    planned replacement that was rolled back leaves everybody in the one before."""
-    told = world.get(event.member)
-    return told is not None and told.generation == event.generation
-
-
-def _breaks_planned(job: JobRepair, action: Action, event: MemberError, world: World) -> bool:
-    """Whether a planned replacement under way is of the generation whose error this is, and not begun."""
-    if not (action.status.is_under_way and is_not_begun(job, action, world) and _lives_in(event, world)):
-        return False
-    return event.member in {seat.member for seat in current_seats(job, world.members)}
-
-
-def _breaks_recovery(job: JobRepair, action: Action, event: MemberError) -> bool:
-    """Whether a recovery cannot come to its first step any more: a member that has met the others in the
-    present try says so. Who has not met yet speaks of an older try, or answers the order itself."""
-    if job.state not in (RepairState.REBUILDING, RepairState.RESTORING):
-        return False
-    return event.generation == action.generation and event.member in action.reached
 
 
 def judged(job: JobRepair, event: Judged, world: World) -> Step:

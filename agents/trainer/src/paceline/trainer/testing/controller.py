@@ -23,6 +23,7 @@ from paceline.contracts.recovery import (
     RecoveryPhase,
     SupervisorHello,
     Support,
+    blames_a_peer,
     encode_recovery,
     format_members,
     parse_recovery,
@@ -282,7 +283,8 @@ class LocalController:
             counts = message.generation == recovery.generation and message.member in recovery.restored
         else:
             counts = message.generation in (self.generation, self._present)
-        if counts and self._suspect is None:
+        is_clearer = self._suspect is not None and blames_a_peer(self._suspect[2]) > message.blames_a_peer
+        if counts and (self._suspect is None or is_clearer):
             self._suspect = (self._clock() + SETTLE_S, message.member, message.message)
 
     def _on_result(self, message: OrderResult) -> None:
@@ -327,9 +329,9 @@ class LocalController:
             elif now > recovery.deadline_s:
                 self._another_attempt(f"not resumed within {self._phase_s:g} s")
         elif self._suspect is not None and now >= self._suspect[0]:
-            _, member, _ = self._suspect
+            _, member, message = self._suspect
             self._suspect = None
-            self._judge_error(member, now)
+            self._judge_error("" if blames_a_peer(message) else member, now)
         elif self._planned is not None and now > self._planned.deadline_s:
             self._roll_back("it was not ready in time")
         elif not self._over:
