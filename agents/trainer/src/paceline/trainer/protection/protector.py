@@ -104,6 +104,7 @@ class Protector:
         self._sealing = False  # ... or their copy is not sealed yet
         self._captured = NEVER
         self._captures_s: deque[float] = deque(maxlen=CAPTURES_KEPT)
+        self._copies_s: deque[tuple[float, float, float]] = deque(maxlen=CAPTURES_KEPT)  # copy, seal, list
         self.overruns = OverrunWatch()
         self._behind = ""
         self._differs = ""
@@ -306,14 +307,15 @@ class Protector:
         return "protected", str(taken) if taken is not None and taken.exceeds else ""
 
     def budget(self, step_s: float, optimizer_s: float = 0.0, free_share: float = 1.0) -> Budget:
-        """What protection costs, from the last copy's own times, and the interval that it can hold.
+        """What protection costs, from the newest copies' own times, and the interval that it can hold.
 
         To be asked after some protected steps. `free_share`: see `Costs`.
         """
         sending_s = self._generation.sending_s if self._generation is not None else 0.0
         capture_s = median(self._captures_s) if self._captures_s else 0.0
-        times = (self.counters.copy_s, self.counters.seal_s, sending_s, capture_s)
-        return budget(Costs(*times, step_s, optimizer_s, free_share, self.counters.list_s))
+        copies_s = list(self._copies_s) or [(0.0, 0.0, 0.0)]  # the copier's thread may append meanwhile
+        copy_s, seal_s, list_s = (median(column) for column in zip(*copies_s, strict=True))
+        return budget(Costs(copy_s, seal_s, sending_s, capture_s, step_s, optimizer_s, free_share, list_s))
 
     def coverage(self) -> Coverage:
         """What has a second copy, and where; to be asked after the first protected step."""
@@ -398,6 +400,7 @@ class Protector:
             self.counters.copy_s = copied_s - started_s
             self.counters.list_s = listed_s - started_s
             self.counters.seal_s = self._clock() - copied_s
+            self._copies_s.append((self.counters.copy_s, self.counters.seal_s, self.counters.list_s))
             self._compare_at(step)
         finally:
             self._tell(copying=False, sealing=False)
