@@ -1,6 +1,8 @@
 """Starting the agent of `--record`: whatever is odd about the surroundings, the command is started."""
 
+import fcntl
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -45,3 +47,18 @@ def test_a_process_that_ignores_its_children_records(tmp_path: Path) -> None:
         start(tmp_path)
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_an_answer_is_heard_on_a_descriptor_beyond_those_of_select() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], 4096), limits[1]))
+    reading, writing = os.pipe()
+    high = fcntl.fcntl(reading, fcntl.F_DUPFD, 1500)
+    try:
+        os.write(writing, b"ready\n")
+        assert recording._await_answer(high, 5.0) == b"ready\n"
+        assert recording._await_answer(high, 0.01) is None
+    finally:
+        for descriptor in (high, reading, writing):
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -96,7 +96,9 @@ class _Command:
     @property
     def is_alive(self) -> bool:
         if self._pidfd is not None:
-            return not select.select([self._pidfd], [], [], 0)[0]  # readable once it has ended
+            poller = select.poll()  # `select` takes no descriptor above 1023
+            poller.register(self._pidfd, select.POLLIN)
+            return not poller.poll(0)  # readable once it has ended
         reading = self._proc.read(self._pid)
         if reading.state in (ProcessState.ZOMBIE, ProcessState.GONE):
             return False

@@ -107,9 +107,11 @@ def _socket_path() -> str:
 def _await_answer(fd: int, limit_s: float, clock: Callable[[], float] = time.monotonic) -> bytes | None:
     """A line, what came before the end of the pipe, or None where the time is over."""
     answer, until = b"", clock() + limit_s
+    poller = select.poll()  # `select` takes no descriptor above 1023
+    poller.register(fd, select.POLLIN)
     while not answer.endswith(b"\n") and len(answer) < ANSWER_BYTES_MAX:
         left = until - clock()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
+        if left <= 0 or not poller.poll(left * 1000):
             return None
         data = os.read(fd, ANSWER_BYTES_MAX)
         if not data:
