@@ -152,7 +152,11 @@ def test_members_have_a_bound() -> None:
     ("message", "blames"),
     [
         ("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer", True),
-        ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+        ("RuntimeError: Application timeout caused pair closure", True),
+        ("DistNetworkError: Connection was likely closed. Did the remote server shutdown?", True),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", False),
+        ("TransientFault: dataset server: Connection reset by peer", False),
+        ("Connection closed by peer, told without a class", True),
         ("RuntimeError: Timed out waiting 1800000ms for recv operation to complete", True),
         ("DistBackendError: ncclRemoteError: A call failed possibly due to a network error; remote"
          " process exited or there was a network error", True),

@@ -18,7 +18,9 @@ from paceline.contracts.recovery import (
 )
 from paceline.trainer.testing.controller import LocalController
 from paceline.trainer.testing.roster import (
+    RETRIES_MAX,
     RETRIES_WITHIN_S,
+    UNNAMED_MAX,
     Known,
     Transients,
     members_of,
@@ -72,6 +74,15 @@ def test_a_retry_changes_no_member() -> None:
     plan = plan_retry(roster())
     assert plan.retry
     assert [one.member for one in plan.members] == ["m0", "m1", "m2", "m3"]
+
+
+def test_transients_of_which_nothing_names_the_cause_end_after_some_more_retries() -> None:
+    transients = Transients()
+    for at_s in range(RETRIES_MAX + UNNAMED_MAX):
+        transients.is_permanent(float(at_s))
+        assert transients.hopeless == ""
+    transients.is_permanent(30.0)
+    assert "all told of their peers" in transients.hopeless
 
 
 def test_the_third_transient_within_ten_minutes_is_permanent_and_the_third_in_a_day_is_not() -> None:

@@ -44,6 +44,7 @@ const REASONS: Readonly<Record<string, string>> = {
   rebuilds_exhausted: "too many generations were tried",
   no_progress: "repaired several times without a new step",
   same_error_on_many: "the same error on several ranks",
+  unnamed_transients: "too many errors in a row, and nothing names who causes them",
   refused_layout: "the job's kind of parallelism is not repaired",
   job_over: "the job has ended",
 };

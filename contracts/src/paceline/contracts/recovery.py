@@ -19,25 +19,39 @@ EXIT_REQUEUE = 94  # of a job that its scheduler should start again from the che
 MEMBERS_MAX = 4096  # of one order: 1 MiB is their bound
 ID_BYTES_MAX = 127
 TEXT_BYTES_MAX = 1000
-# What gloo, c10d, NCCL and the operating system say in a process whose peer is gone or silent: of one whose
-# own connections fail they say something else.
+# Classes of what torch's transports raise. A script's own errors, of its storage or workers, have others.
+TRANSPORT_ERRORS = frozenset(
+    {"RuntimeError", "PeerLost", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
+)
+# What gloo, c10d and NCCL say of a peer that is gone or silent. A rank whose own link fails may say the same
+# of all of its peers, so these words name nobody.
 PEER_WORDS = (
     "closed by peer",
     "reset by peer",
     "broken pipe",
-    "timed out waiting",
-    "timed out after",
+    "pair closure",
+    "likely closed",
+    "connection timed out",
+    "connection refused",
+    "software caused connection abort",
+    "no route to host",
+    "connect timeout",
+    "socket timeout",
     "operation timeout",
     "wait timeout",
-    "remote process exited",
-    "remote error",
+    "timed out waiting",
+    "timed out after",
+    "communicator was aborted",
+    "ncclremoteerror",
+    "remote process exit",
 )
 
 
 def blames_a_peer(message: str) -> bool:
-    """Whether an error says that somebody else is gone or silent: never a reason to replace who says so."""
-    words = message.lower()
-    return any(each in words for each in PEER_WORDS)
+    """Whether `Class: message` says that another one is gone or silent: no reason to replace who says so."""
+    kind, words = message.partition(":")[0], message.lower()
+    is_other = kind.isidentifier() and kind not in TRANSPORT_ERRORS
+    return not is_other and any(each in words for each in PEER_WORDS)
 
 
 class Role(str, Enum):

@@ -49,7 +49,8 @@ def guard(
         return Reason.CIRCUIT_BREAKER
     if fleet_breaker_open(world.fleet, policy.limits, world.now_s):
         return Reason.FLEET_BREAKER
-    if len(recent(job.acted, HOUR_S, world.now_s)) >= policy.limits.per_hour_max:
+    is_last = action.kind is RepairKind.FALLBACK and action.instead_of is None  # a page, and the job ends
+    if not is_last and len(recent(job.acted, HOUR_S, world.now_s)) >= policy.limits.per_hour_max:
         return Reason.RATE_LIMIT
     if any(not _has_lease(name, world) for name in need_lease(action, world)):
         return Reason.NOT_FENCED

@@ -85,6 +85,7 @@ class Reason(str, Enum):
     REBUILDS_EXHAUSTED = "rebuilds_exhausted"
     NO_PROGRESS = "no_progress"
     SAME_ERROR_ON_MANY = "same_error_on_many"
+    UNNAMED_TRANSIENTS = "unnamed_transients"  # too many, and all of them told of their peers
     REFUSED_LAYOUT = "refused_layout"
 
 
@@ -243,7 +244,7 @@ class JobRepair:
     action: Action | None = None
     last: Repaired | None = None
     transients: tuple[float, ...] = ()
-    told: tuple[tuple[str, bool], ...] = ()  # of the newest of them: who told it, and whether of a peer
+    accused: tuple[tuple[float, str], ...] = ()  # when a member told one in words that are not of a peer
     acted: tuple[float, ...] = ()  # when something was dispatched
     error_exits: tuple[tuple[float, str], ...] = ()  # when, member
     finished: tuple[str, ...] = ()  # members whose process ended with status 0

@@ -46,6 +46,10 @@ from paceline.remediator.planning import (
 )
 
 LOST_S = 0.5  # that the registry alone says so before it is believed
+FALLBACK_REASONS = {  # of those that were proposed as such
+    RepairCause.SOFTWARE: Reason.SAME_ERROR_ON_MANY,
+    RepairCause.TRANSIENT: Reason.UNNAMED_TRANSIENTS,
+}
 RECONNECT_S = 6.0  # that a supervisor may take to connect again: its longest pause is 5 s
 
 
@@ -157,7 +161,8 @@ def dispatch(job: JobRepair, action: Action, world: World, plan: Plan | Reason) 
     )
     action = replace(action, status=ActionStatus.DISPATCHED, dispatched_s=world.now_s)
     if action.kind is RepairKind.FALLBACK or isinstance(plan, Reason):
-        return fall_back(job, action, world, action.reason)
+        named = FALLBACK_REASONS.get(action.cause, action.reason)
+        return fall_back(job, action, world, action.reason if action.instead_of is not None else named)
     if action.kind is RepairKind.PLANNED_SWAP:
         return prepare(job, action, world, plan)
     if action.kind is RepairKind.RETRY or all_fenced(action, world):

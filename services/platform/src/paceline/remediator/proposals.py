@@ -10,6 +10,8 @@ from paceline.remediator.model import Action, Ground, JobRepair, Reason, Seat, S
 from paceline.remediator.moves import end
 from paceline.remediator.planning import as_proposed
 
+EXPLAINS = (RepairCause.PROCESS_EXIT, RepairCause.NODE_LOST, RepairCause.FROZEN)  # errors of their peers
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -41,12 +43,17 @@ def raise_fault(job: JobRepair, fault: Fault, world: World) -> Step:
     action = job.action
     if action is None:
         return Step(replace(job, action=_propose(job, fault, world)), (), Reason.PROPOSED)
+    if fault.cause in EXPLAINS and action.cause is RepairCause.TRANSIENT:
+        job = replace(job, transients=job.transients[:-1])  # what its peers told of was no error that passes
     mode, other = mode_of(action, world), world.policies.of(fault.cause).mode
     if action.status is not ActionStatus.APPROVED and MODES.index(other) > MODES.index(mode):
         return _supersede(job, action, fault, world)  # what nobody may carry out holds nothing up
     is_more_careful = MODES.index(other) < MODES.index(mode) and fault.kind is not RepairKind.FALLBACK
     if is_more_careful and not names_of(fault) <= action.named:
         return Step(job, (), Reason.ALREADY_UNDER_WAY)  # nor does it stop what may be carried out
+    is_unnamed = action.cause is RepairCause.TRANSIENT and as_proposed(action).kind is RepairKind.FALLBACK
+    if is_unnamed and fault.kind is RepairKind.SWAP:
+        return _supersede(job, action, fault, world)  # nobody was named, and now somebody is
     if fault.kind is RepairKind.SWAP and action.kind is RepairKind.PLANNED_SWAP:
         return _supersede(job, action, fault, world)  # a living member is never killed for another's death
     names = names_of(fault)

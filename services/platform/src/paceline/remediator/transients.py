@@ -4,10 +4,11 @@ Whoever has lost a peer says so, often before the peer says anything: such a wor
 names who said it (docs/adr/0043-remediation.md).
 """
 
+from collections import Counter
 from dataclasses import replace
 
 from paceline.contracts.recovery import blames_a_peer
-from paceline.contracts.repair import RepairCause, RepairKind, RepairLimits, RepairState
+from paceline.contracts.repair import ActionStatus, RepairCause, RepairKind, RepairLimits, RepairState
 from paceline.remediator.guards import MODES, mode_of, recent
 from paceline.remediator.model import (
     TRANSIENTS_MAX,
@@ -24,6 +25,7 @@ from paceline.remediator.planning import current_seats, lost_seats, open_seats
 from paceline.remediator.proposals import Fault, raise_fault
 
 UNNAMED_MAX = 3  # retries in place beyond the policy's, where nothing tells who causes them
+WAITING = (ActionStatus.PROPOSED, ActionStatus.APPROVED)
 
 
 def error(job: JobRepair, event: MemberError, world: World) -> Step:
@@ -43,35 +45,46 @@ def error(job: JobRepair, event: MemberError, world: World) -> Step:
     is_idle = action is None or not action.status.is_under_way
     if event.generation < job.said_generation and not (is_idle and _lives_in(event, world)):
         return Step(job, (), Reason.OLD_GENERATION)
-    if action is not None and action.cause is RepairCause.TRANSIENT and not action.status.is_under_way:
+    is_careful = action is not None and MODES.index(mode) <= MODES.index(mode_of(action, world))
+    if action is not None and is_careful and _is_of_same(job, action, event, limits):
         return _hear_another(job, action, event, world)
-    if action is not None and (
-        action.status.is_under_way or MODES.index(mode) <= MODES.index(mode_of(action, world))
-    ):
+    if action is not None and (action.status.is_under_way or is_careful):
         return Step(job, (), Reason.ALREADY_UNDER_WAY)
     if all(each.member != event.member for each in open_seats(job, world)):
         return Step(job, (), Reason.UNKNOWN_MEMBER)
     if lost_seats(open_seats(job, world), world):
         return Step(job, (), Reason.NOTED)  # the loss of a peer explains it, and its exit is on the way
     earlier = recent(job.transients, limits.transient_s, world.now_s)
-    told = ((event.member, blames_a_peer(event.message)),)
-    job = replace(job, transients=(*earlier, world.now_s)[-TRANSIENTS_MAX:], told=told)
+    kept = max(TRANSIENTS_MAX, limits.transient_max + UNNAMED_MAX + 1)
+    job = _accuse(replace(job, transients=(*earlier, world.now_s)[-kept:]), event, limits, world)
     return raise_fault(job, _fault(job, event, limits, world), world)
 
 
+def _is_of_same(job: JobRepair, action: Action, event: MemberError, limits: RepairLimits) -> bool:
+    """Whether it tells of the error that waits to be repaired."""
+    waits = action.cause is RepairCause.TRANSIENT and action.status in WAITING and not action.cancelled
+    return waits and bool(job.transients) and event.at_s <= job.transients[-1] + limits.error_s
+
+
 def _hear_another(job: JobRepair, action: Action, event: MemberError, world: World) -> Step:
-    """One more member tells of the error that waits: it may be the word that names who caused it."""
+    """One more member tells of it: this may be the word that names who caused it."""
     seats, limits = open_seats(job, world), world.policies.of(RepairCause.TRANSIENT).limits
-    is_known = event.member in {name for name, _ in job.told}
-    if is_known or all(seat.member != event.member for seat in seats):
-        return Step(job, (), Reason.ALREADY_UNDER_WAY)
-    job = replace(job, told=(*job.told, (event.member, blames_a_peer(event.message))))
-    if action.leavers or not job.transients:
-        return Step(job, (), Reason.ALREADY_UNDER_WAY)
+    if all(seat.member != event.member for seat in seats):
+        return Step(job, (), Reason.UNKNOWN_MEMBER)
+    if lost_seats(seats, world):
+        return Step(job, (), Reason.NOTED)
+    job = _accuse(job, event, limits, world)
     fault = _fault(job, event, limits, world)
-    if not fault.leavers:
+    if action.leavers or not fault.leavers:
         return Step(job, (), Reason.ALREADY_UNDER_WAY)
     return raise_fault(job, fault, world)
+
+
+def _accuse(job: JobRepair, event: MemberError, limits: RepairLimits, world: World) -> JobRepair:
+    if blames_a_peer(event.message):
+        return job
+    kept = tuple(each for each in job.accused if world.now_s - each[0] < limits.transient_s)
+    return replace(job, accused=(*kept, (world.now_s, event.member))[-TRANSIENTS_MAX:])
 
 
 def _fault(job: JobRepair, event: MemberError, limits: RepairLimits, world: World) -> Fault:
@@ -79,12 +92,13 @@ def _fault(job: JobRepair, event: MemberError, limits: RepairLimits, world: Worl
     count, seats = len(job.transients), open_seats(job, world)
     words = f"transient {count} within {limits.transient_s:g} s"
     kind, leavers = RepairKind.RETRY, _cause(job, seats) if count > limits.transient_max else ()
+    is_last = count > limits.transient_max + UNNAMED_MAX
+    if is_last and not leavers:
+        leavers = _most_accused(job, seats)
     if leavers:
         kind = RepairKind.SWAP
-    elif count > limits.transient_max:
-        words += ", all speak of their peers and nothing names who causes them"
-        if count > limits.transient_max + UNNAMED_MAX:
-            kind = RepairKind.FALLBACK
+    elif is_last:
+        kind, words = RepairKind.FALLBACK, f"{words}, all told of their peers"
     rank = next((seat.rank for seat in seats if seat.member == event.member), -1)
     text = f"rank {rank}: {event.message[:300]} ({words})"
     return Fault(event.id, RepairCause.TRANSIENT, kind, leavers, text, world.now_s + limits.error_s)
@@ -92,8 +106,18 @@ def _fault(job: JobRepair, event: MemberError, limits: RepairLimits, world: Worl
 
 def _cause(job: JobRepair, seats: tuple[Seat, ...]) -> tuple[Seat, ...]:
     """Whoever told first of something else than a peer. Who is silent may only be late: it proves nothing."""
-    own = next((name for name, of_a_peer in job.told if not of_a_peer), "")
-    return tuple(seat for seat in seats if seat.member == own)
+    here = {seat.member for seat in seats}
+    since_s = job.transients[-1]
+    guilty = next((name for at_s, name in job.accused if at_s >= since_s and name in here), "")
+    return tuple(seat for seat in seats if seat.member == guilty)
+
+
+def _most_accused(job: JobRepair, seats: tuple[Seat, ...]) -> tuple[Seat, ...]:
+    """Before the job is given up: who told so of several of the errors before."""
+    here = {seat.member for seat in seats}
+    counts = Counter(name for _, name in job.accused if name in here).most_common(1)
+    guilty = next((name for name, times in counts if times > 1), "")
+    return tuple(seat for seat in seats if seat.member == guilty)
 
 
 def _lives_in(event: MemberError, world: World) -> bool:

@@ -81,7 +81,7 @@ def budget(costs: Costs, overhead_max: float = OVERHEAD_AIM) -> Budget:
         interval, reason = INTERVAL_STEPS_MAX, BudgetReason.TOO_SLOW
     exposed_s = stall_s if interval > 1 else max(stall_s, behind_s)
     overhead = (exposed_s + fixed_s) / (interval * costs.step_s) if costs.step_s > 0 else 0.0
-    exposed = f", {fixed_s * 1e3:.2f} ms of it in the training's time" if fixed_s else ""
+    exposed = f", which costs a step {fixed_s * 1e3:.2f} ms" if fixed_s else ""
     detail = (
         f"a copy takes {costs.copy_s * 1e3:.2f} ms and is safe {cpu_s * 1e3:.2f} ms after its step{exposed}; "
         f"forward and backward take {window_s * 1e3:.2f} ms"

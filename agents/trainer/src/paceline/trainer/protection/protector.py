@@ -126,6 +126,8 @@ class Protector:
         for hook in self._hooks:
             hook.remove()
         self.protected = protected
+        self._captures_s.clear()
+        self._copies_s.clear()
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_optimizer) for optimizer in protected.optimizers
         ]

@@ -165,8 +165,8 @@ class Engine(Switching):
             reason = transient_reason(error)
             if not reason:
                 return False
+            self._report_error(error)  # before the abort makes the peers tell of theirs
             self._groups.abort(self._groups.generation, f"{reason}: {error}")
-            self._report_error(error)
             self._fail(error)
             return True
         self._note_step()

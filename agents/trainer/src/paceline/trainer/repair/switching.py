@@ -151,8 +151,8 @@ class Switching(ABC):
                     self._change(part, step)
         except Exception as error:
             if isinstance(error, BoundaryLost):
-                self._groups.abort(self._groups.generation, str(error))
                 self._report_error(error)
+                self._groups.abort(self._groups.generation, str(error))
             if not self._groups.ended:
                 raise
             self._fail(error)

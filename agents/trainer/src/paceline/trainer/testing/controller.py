@@ -372,7 +372,7 @@ class LocalController:
                 self._transients.seen_s.clear()
                 self._replace((rank,))
                 return
-        self._begin(plan_retry(by_rank), ())
+        self._begin(replace(plan_retry(by_rank), fallback=self._transients.hopeless), ())
 
     def _look_at_frozen(self, now: float) -> None:
         for rank, one in self._members().items():

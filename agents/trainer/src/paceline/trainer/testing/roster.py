@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from paceline.contracts.recovery import ChildExit, Member, SupervisorHello
 
-RETRIES_MAX = 2  # in place; the next transient within RETRIES_WITHIN_S is permanent
+RETRIES_MAX = 2  # in place; the next transient within RETRIES_WITHIN_S replaces whoever caused it
+UNNAMED_MAX = 3  # further ones where nothing names who causes them
 RETRIES_WITHIN_S = 600.0
 ATTEMPTS_MAX = 3  # of one generation
 FRUITLESS_MAX = 5  # generations in a row in which no step was done
@@ -70,6 +71,12 @@ class Transients:
         self.seen_s = [at for at in self.seen_s if now_s - at < RETRIES_WITHIN_S]
         self.seen_s.append(now_s)
         return len(self.seen_s) > RETRIES_MAX
+
+    @property
+    def hopeless(self) -> str:
+        """Why another retry cannot help, where nobody was named; empty where it may."""
+        count = len(self.seen_s)
+        return f"{count} transients, all told of their peers" if count > RETRIES_MAX + UNNAMED_MAX else ""
 
 
 def members_of(known: Sequence[Known], world_size: int) -> dict[int, Known]:
