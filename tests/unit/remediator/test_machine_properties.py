@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.contracts.commands import CommandKind
@@ -51,7 +51,9 @@ def event_of(rig: Rig, move: tuple[str, object, object]) -> Event:
         member = rig.members[str(first)]
         return ProcessStopped(key, rig.now_s, member.rank, member.child_pid, bool(second))
     if kind == "error":
-        return MemberError(key, rig.now_s, str(first), int(str(second)), "timed out")
+        generation = int(str(second))
+        message = "RuntimeError: Connection closed by peer" if len(rig.steps) % 2 else "CUDA error"
+        return MemberError(key, rig.now_s, str(first), generation, message)
     if kind == "lost":
         return NodeLost(key, rig.now_s, str(first), bool(second))
     if kind == "judged":
@@ -112,6 +114,10 @@ def test_invariants(script: list[tuple[str, object, object]]) -> None:
 
 
 @settings(max_examples=100, deadline=None)
+@example([("kill", "m1", -9), ("stop", "m2", False), ("answer", "m0", OrderOutcome.REFUSED)])
+@example(
+    [("kill", "m1", -9), ("kill", "m0", 0), ("stop", "m1", False), ("answer", "m0", OrderOutcome.REFUSED)]
+)
 @given(st.lists(moves, max_size=25))
 def test_a_record_that_comes_again_changes_nothing(script: list[tuple[str, object, object]]) -> None:
     rig = Rig()

@@ -62,7 +62,7 @@ GROUP_PHASES = (
 def decide(job: JobRepair, event: Event, world: World) -> Step:
     """What `event` does to the job, and whatever is due besides."""
     if isinstance(event, Tick):
-        return follow(advance(job, world), world)
+        return _do_due(job, world)
     if event.id in job.handled:
         return Step(job, (), Reason.DUPLICATE)
     objection = _not_believed(job, event, world)
@@ -75,10 +75,20 @@ def decide(job: JobRepair, event: Event, world: World) -> Step:
     if not isinstance(event, REPORTS):
         handled = (*first.job.handled, event.id)[-HANDLED_MAX:]
         first = replace(first, job=replace(first.job, handled=handled))
-    then = follow(advance(first.job, world), world)
+    then = _do_due(first.job, world)
     # What was done says more than what was seen; what still waits is said by the action itself.
     reason = then.reason if then.effects else first.reason
     return Step(then.job, (*first.effects, *then.effects), reason)
+
+
+def _do_due(job: JobRepair, world: World) -> Step:
+    """Whatever is due, and what follows it: a proposal that takes the place of another waits for no tick."""
+    first = advance(job, world)
+    then = follow(first, world)
+    if then.job == first.job:
+        return then
+    last = advance(then.job, world)
+    return Step(last.job, (*then.effects, *last.effects), last.reason if last.effects else then.reason)
 
 
 def _not_believed(job: JobRepair, event: Event, world: World) -> Reason | None:
