@@ -142,10 +142,6 @@ class ChildError:
     message: str
     type: str = "child_error"
 
-    @property
-    def blames_a_peer(self) -> bool:
-        return blames_a_peer(self.message)
-
 
 @dataclass(frozen=True)
 class Order:

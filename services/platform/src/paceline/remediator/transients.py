@@ -46,33 +46,33 @@ def error(job: JobRepair, event: MemberError, world: World) -> Step:
     if event.generation < job.said_generation and not (is_idle and _lives_in(event, world)):
         return Step(job, (), Reason.OLD_GENERATION)
     is_careful = action is not None and MODES.index(mode) <= MODES.index(mode_of(action, world))
-    if action is not None and is_careful and _is_of_same(job, action, event, limits):
-        return _hear_another(job, action, event, world)
-    if action is not None and (action.status.is_under_way or is_careful):
+    joined = action if is_careful and _is_of_same(job, action, event, limits) else None
+    if action is not None and joined is None and (action.status.is_under_way or is_careful):
         return Step(job, (), Reason.ALREADY_UNDER_WAY)
-    if all(each.member != event.member for each in open_seats(job, world)):
+    seats = open_seats(job, world)
+    if all(each.member != event.member for each in seats):
         return Step(job, (), Reason.UNKNOWN_MEMBER)
-    if lost_seats(open_seats(job, world), world):
+    if lost_seats(seats, world):
         return Step(job, (), Reason.NOTED)  # the loss of a peer explains it, and its exit is on the way
+    if joined is not None:
+        return _hear_another(job, joined, event, world)
     earlier = recent(job.transients, limits.transient_s, world.now_s)
     kept = max(TRANSIENTS_MAX, limits.transient_max + UNNAMED_MAX + 1)
     job = _accuse(replace(job, transients=(*earlier, world.now_s)[-kept:]), event, limits, world)
     return raise_fault(job, _fault(job, event, limits, world), world)
 
 
-def _is_of_same(job: JobRepair, action: Action, event: MemberError, limits: RepairLimits) -> bool:
+def _is_of_same(job: JobRepair, action: Action | None, event: MemberError, limits: RepairLimits) -> bool:
     """Whether it tells of the error that waits to be repaired."""
+    if action is None:
+        return False
     waits = action.cause is RepairCause.TRANSIENT and action.status in WAITING and not action.cancelled
     return waits and bool(job.transients) and event.at_s <= job.transients[-1] + limits.error_s
 
 
 def _hear_another(job: JobRepair, action: Action, event: MemberError, world: World) -> Step:
     """One more member tells of it: this may be the word that names who caused it."""
-    seats, limits = open_seats(job, world), world.policies.of(RepairCause.TRANSIENT).limits
-    if all(seat.member != event.member for seat in seats):
-        return Step(job, (), Reason.UNKNOWN_MEMBER)
-    if lost_seats(seats, world):
-        return Step(job, (), Reason.NOTED)
+    limits = world.policies.of(RepairCause.TRANSIENT).limits
     job = _accuse(job, event, limits, world)
     fault = _fault(job, event, limits, world)
     if action.leavers or not fault.leavers:
@@ -98,7 +98,7 @@ def _fault(job: JobRepair, event: MemberError, limits: RepairLimits, world: Worl
     if leavers:
         kind = RepairKind.SWAP
     elif is_last:
-        kind, words = RepairKind.FALLBACK, f"{words}, all told of their peers"
+        kind, words = RepairKind.FALLBACK, f"{words}, nothing names who causes them"
     rank = next((seat.rank for seat in seats if seat.member == event.member), -1)
     text = f"rank {rank}: {event.message[:300]} ({words})"
     return Fault(event.id, RepairCause.TRANSIENT, kind, leavers, text, world.now_s + limits.error_s)

@@ -283,8 +283,8 @@ class LocalController:
             counts = message.generation == recovery.generation and message.member in recovery.restored
         else:
             counts = message.generation in (self.generation, self._present)
-        is_clearer = self._suspect is not None and blames_a_peer(self._suspect[2]) > message.blames_a_peer
-        if counts and (self._suspect is None or is_clearer):
+        is_better = self._suspect is None or blames_a_peer(self._suspect[2]) > blames_a_peer(message.message)
+        if counts and is_better:
             self._suspect = (self._clock() + SETTLE_S, message.member, message.message)
 
     def _on_result(self, message: OrderResult) -> None:

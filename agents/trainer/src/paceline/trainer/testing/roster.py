@@ -76,7 +76,7 @@ class Transients:
     def hopeless(self) -> str:
         """Why another retry cannot help, where nobody was named; empty where it may."""
         count = len(self.seen_s)
-        return f"{count} transients, all told of their peers" if count > RETRIES_MAX + UNNAMED_MAX else ""
+        return f"{count} transients, nothing names the cause" if count > RETRIES_MAX + UNNAMED_MAX else ""
 
 
 def members_of(known: Sequence[Known], world_size: int) -> dict[int, Known]:
